@@ -1,0 +1,1 @@
+"""Moestro: an inference engine for long-context sparse-MoE language models."""

@@ -1,0 +1,32 @@
+"""Plan: the decisions, once. Made by planner/placement, obeyed by everything below it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What runs and what it costs on one rank. All sizes in bytes, lengths in tokens."""
+
+    model: str
+    device: str
+    dtype: str
+    kv_cache_dtype: str
+    weight_bytes: int
+    kv_bytes_per_token: int
+    kv_cache_bytes: int
+    buffer_bytes: int
+    page_size: int
+    num_pages: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_context_tokens: int
+    """Longest sequence the KV memory holds, whatever max_model_len says."""
+    max_full_sequences: int
+    """How many sequences of max_model_len fit at once."""
+    num_threads: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.kv_cache_bytes + self.buffer_bytes

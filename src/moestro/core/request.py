@@ -1,0 +1,84 @@
+"""Request (what was asked, frozen) and Sequence (one token stream and its state)."""
+
+import enum
+from dataclasses import dataclass, field
+
+from moestro.core.grammar import GrammarMatcher
+from moestro.core.sampling_params import SamplingParams
+
+
+class FinishReason(enum.StrEnum):
+    """Why a sequence ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+class SequenceStatus(enum.Enum):
+    """Where a sequence is in its life; PREEMPTED waits like WAITING, with its tokens kept."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a client asked for. Lower `priority` values run first (scheduling_policy priority).
+
+    `stop_token_ids` are the ids that end every sequence: the checkpoint's eos ids (unless
+    ignore_eos) merged with the request's own. `seed` is final: derived when the user gave none.
+    `max_tokens` is final: capped by the context limit.
+    """
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    stop_token_ids: frozenset[int] = frozenset()
+    eos_token_ids: frozenset[int] = frozenset()
+    prompt: str | None = None
+    priority: int = 0
+    arrival_s: float = 0.0
+    deadline_s: float | None = None
+    cache_salt: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One token stream of a request. Owned by the scheduler, which alone changes it.
+
+    token_ids = prompt + output. num_computed_tokens: how many of them have their KV in pages
+    (or will, once the step in flight is done). pages: page ids in order, page i holds positions
+    [i * page_size, (i + 1) * page_size).
+    """
+
+    seq_id: int
+    request: Request
+    index: int
+    token_ids: list[int]
+    status: SequenceStatus = SequenceStatus.WAITING
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    pages: list[int] = field(default_factory=list)
+    page_hashes: list[bytes] = field(default_factory=list)
+    num_preemptions: int = 0
+    matcher: GrammarMatcher | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.request.prompt_token_ids)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is SequenceStatus.FINISHED

@@ -1,0 +1,33 @@
+"""Every error a user can meet. The message names the value, the limit and what to do."""
+
+
+class MoestroError(Exception):
+    """Root of all errors raised on purpose; the CLI prints these without a traceback."""
+
+
+class ConfigError(MoestroError):
+    """An option, a configuration file or an environment variable is wrong."""
+
+
+class CheckpointError(MoestroError):
+    """A checkpoint (config.json, weights, tokenizer files) can't be used as it is."""
+
+
+class UnsupportedError(MoestroError):
+    """Something valid that this build does not do: an op without a body, a feature not filled."""
+
+
+class CapacityError(MoestroError):
+    """It does not fit: the message says what would."""
+
+
+class RequestError(MoestroError):
+    """A request is wrong. `param` names the offending field, as in the API's error envelope."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class EngineDeadError(MoestroError):
+    """The engine loop has stopped; the cause is chained."""

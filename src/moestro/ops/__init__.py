@@ -1,0 +1,31 @@
+"""Every op the models need. `ops.rms_norm(x, w, eps)` runs the body of x's device."""
+
+from moestro.ops.activation import silu_and_mul
+from moestro.ops.attention import AttentionMetadata, paged_attention
+from moestro.ops.kv_pages import KVPages, store_kv
+from moestro.ops.linear import embedding, linear
+from moestro.ops.moe import ExpertWeights, Routing, moe_experts, moe_gating_top_k
+from moestro.ops.norm import add_rms_norm, rms_norm
+from moestro.ops.registry import Body, Op, all_ops, implements
+from moestro.ops.rope import qk_norm_rope
+
+__all__ = [
+    "AttentionMetadata",
+    "Body",
+    "ExpertWeights",
+    "KVPages",
+    "Op",
+    "Routing",
+    "add_rms_norm",
+    "all_ops",
+    "embedding",
+    "implements",
+    "linear",
+    "moe_experts",
+    "moe_gating_top_k",
+    "paged_attention",
+    "qk_norm_rope",
+    "rms_norm",
+    "silu_and_mul",
+    "store_kv",
+]
