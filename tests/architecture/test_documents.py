@@ -1,0 +1,91 @@
+"""Documents keep step with the code: generated pages, links, commands, glossary, records."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / "recipes").rglob("*.md"),
+    *(ROOT / "bench").rglob("*.md"),
+]
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_resolve(page: Path) -> None:
+    broken = []
+    for target in LINK.findall(re.sub(r"```.*?```", "", page.read_text(), flags=re.S)):
+        if target.startswith(("http://", "https://", "mailto:", "#")):
+            continue
+        if not (page.parent / target.split("#")[0]).exists():
+            broken.append(target)
+    assert broken == []
+
+
+def test_generated_pages_are_current() -> None:
+    """docs/ops.md, docs/config.md and docs/cli.md say what the code says."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "docs"), "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_readme_holds_the_two_commands() -> None:
+    readme = (ROOT / "README.md").read_text()
+    assert 'pip install . && moestro generate "def quicksort(items):"' in readme
+    assert "pip install '.[test]' && pytest" in readme
+
+
+def test_ci_runs_the_readme_commands() -> None:
+    """.ci/run takes the commands from the README, so they can't drift apart."""
+    text = (ROOT / ".ci" / "run").read_text()
+    assert "README.md" in text
+    assert "scripts/check" in text
+
+
+def test_python_versions_agree() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["requires-python"] == ">=3.11,<3.14"
+    listed = [c.rsplit(" ", 1)[1] for c in project["classifiers"] if "Python :: 3." in c]
+    assert listed == ["3.11", "3.12", "3.13"]
+
+
+def test_records_are_complete() -> None:
+    """Every decision record states its parts and is listed in the index."""
+    index = (ROOT / "docs" / "adr" / "README.md").read_text()
+    records = sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"))
+    assert records
+    for record in records:
+        text = record.read_text()
+        missing = [
+            part
+            for part in ("## Context", "## Decision", "## Consequences", "## What would change it")
+            if part not in text
+        ]
+        assert missing == [], record.name
+        assert record.name in index
+    numbers = [int(r.name[:4]) for r in records]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+SEED_ABBREVIATIONS = """
+AIV AllGather AllReduce AlltoAll C8 CANN CTA DP DPTP EP EPLB FA FFMA FFN FP8 FusedMoE GEMM GE GMM
+GPTQ GQA HBM HCCL HPC-BSA KV KVP KVStore Lamport L1 L2 L3 LM MC2 MHA MMA MoE MQA MTP MXFP4 MXFP8
+NCCL NPU OAM P2P PD PDL QAT QKV ReduceScatter RMSNorm RoPE SLO SM SP Stem SuperKernel SwiGLU TP
+TPOT TPSP TTFT W4A8 W8A8C8
+""".split()
+
+
+def test_glossary_covers_the_seeds() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    terms = set()
+    for cell in re.findall(r"^\| ([^|]+) \|", text, flags=re.M):
+        terms |= {t.strip() for t in cell.split(",")}
+    assert sorted(set(SEED_ABBREVIATIONS) - terms) == []
