@@ -1,0 +1,1 @@
+"""Building blocks of the models: parameters, and the ops that use them."""

@@ -1,0 +1,1 @@
+"""The model families, one file a model_type."""

@@ -1,0 +1,48 @@
+"""Grouped-query attention with per-head norms, rotary embedding and a paged KV cache."""
+
+import torch
+from torch import nn
+
+from moestro import ops
+from moestro.core.model_spec import ModelSpec
+from moestro.layers.linear import Linear
+from moestro.layers.norm import RMSNorm
+
+
+class Attention(nn.Module):
+    """qkv_proj -> per-head norm and rotation -> store -> paged attention -> o_proj."""
+
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__()
+        self.num_heads = spec.num_attention_heads
+        self.num_kv_heads = spec.num_key_value_heads
+        self.eps = spec.rms_norm_eps
+        self.scale = spec.head_dim**-0.5
+        hidden, head_dim = spec.hidden_size, spec.head_dim
+        heads = self.num_heads + 2 * self.num_kv_heads
+        self.qkv_proj = Linear(hidden, heads * head_dim, dtype, device)
+        self.q_norm = RMSNorm(head_dim, self.eps, dtype, device)
+        self.k_norm = RMSNorm(head_dim, self.eps, dtype, device)
+        self.o_proj = Linear(self.num_heads * head_dim, hidden, dtype, device)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        cos_sin: torch.Tensor,
+        pages: ops.KVPages,
+        attn: ops.AttentionMetadata,
+    ) -> torch.Tensor:
+        """x: [T, N]; cos_sin: [T, D] fp32 rows of RotaryTable. Returns [T, N]; mutates pages."""
+        q, k, v = ops.qk_norm_rope(
+            self.qkv_proj(x),
+            self.q_norm.weight,
+            self.k_norm.weight,
+            cos_sin,
+            self.eps,
+            self.num_heads,
+            self.num_kv_heads,
+        )
+        ops.store_kv(k, v, pages, attn.slot_mapping)
+        heads: torch.Tensor = ops.paged_attention(q, pages, attn, self.scale)
+        out: torch.Tensor = self.o_proj(heads.flatten(1))
+        return out

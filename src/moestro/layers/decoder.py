@@ -1,0 +1,51 @@
+"""One pre-norm decoder layer: attention, then experts or a dense MLP."""
+
+import torch
+from torch import nn
+
+from moestro import ops
+from moestro.core.model_spec import ModelSpec
+from moestro.layers.attention import Attention
+from moestro.layers.mlp import MLP
+from moestro.layers.moe import MoE
+from moestro.layers.norm import RMSNorm
+
+
+class DecoderLayer(nn.Module):
+    """x += attn(norm(x)); x += mlp(norm(x)), with x (the residual stream) in the model's dtype.
+
+    What a block adds is handed on and added by the next norm, in one op. is_moe: whether mlp is
+    spec.moe's experts or the dense MLP.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, is_moe: bool, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        hidden, eps = spec.hidden_size, spec.rms_norm_eps
+        self.input_layernorm = RMSNorm(hidden, eps, dtype, device)
+        self.self_attn = Attention(spec, dtype, device)
+        self.post_attention_layernorm = RMSNorm(hidden, eps, dtype, device)
+        self.mlp: MoE | MLP
+        if is_moe:
+            assert spec.moe is not None
+            self.mlp = MoE(spec.moe, hidden, dtype, device)
+        else:
+            self.mlp = MLP(hidden, spec.intermediate_size, dtype, device)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        cos_sin: torch.Tensor,
+        pages: ops.KVPages,
+        attn: ops.AttentionMetadata,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Takes and returns (what is still to be added to the stream, the stream), [T, N] each.
+
+        The first layer gets (embeddings, zeros). Mutates pages.
+        """
+        x, residual = self.input_layernorm.add(x, residual)
+        x = self.self_attn(x, cos_sin, pages, attn)
+        x, residual = self.post_attention_layernorm.add(x, residual)
+        return self.mlp(x), residual

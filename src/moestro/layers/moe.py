@@ -1,0 +1,80 @@
+"""The mixture-of-experts block: fp32 router, chosen experts, shared expert."""
+
+import torch
+from torch import nn
+
+from moestro import ops
+from moestro.core.model_spec import MoeSpec
+from moestro.layers.linear import Linear
+from moestro.layers.mlp import MLP
+
+
+class Experts(nn.Module):
+    """Stacked routed experts: gate_up_proj [E, 2 I, N], gate rows first; down_proj [E, N, I]."""
+
+    def __init__(
+        self, moe: MoeSpec, hidden_size: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        shape = (moe.num_experts, 2 * moe.intermediate_size, hidden_size)
+        self.gate_up_proj = nn.Parameter(
+            torch.empty(shape, dtype=dtype, device=device), requires_grad=False
+        )
+        shape = (moe.num_experts, hidden_size, moe.intermediate_size)
+        self.down_proj = nn.Parameter(
+            torch.empty(shape, dtype=dtype, device=device), requires_grad=False
+        )
+
+
+class MoE(nn.Module):
+    """Routes each token to its experts and adds the shared one.
+
+    The router's weight and the expert bias are fp32 whatever the model's dtype is: rounded to
+    bf16 they choose other experts.
+    """
+
+    def __init__(
+        self, moe: MoeSpec, hidden_size: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        self.moe = moe
+        self.gate = Linear(hidden_size, moe.num_experts, torch.float32, device)
+        self.expert_bias: nn.Parameter | None = None
+        if moe.has_expert_bias:
+            bias = torch.empty(moe.num_experts, dtype=torch.float32, device=device)
+            self.expert_bias = nn.Parameter(bias, requires_grad=False)
+        self.experts = Experts(moe, hidden_size, dtype, device)
+        self.shared_experts: MLP | None = None
+        if moe.num_shared_experts:
+            self.shared_experts = MLP(hidden_size, moe.shared_intermediate_size, dtype, device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, N] to [T, N]."""
+        routing = self.route(x)
+        y: torch.Tensor = ops.moe_experts(x, routing, self._weights(), self.moe.fp32_combine)
+        return y
+
+    def route(self, x: torch.Tensor) -> ops.Routing:
+        """The experts of each token and their weights, decided in fp32."""
+        moe = self.moe
+        routing: ops.Routing = ops.moe_gating_top_k(
+            self.gate(x.float()),
+            self.expert_bias,
+            moe.num_experts_per_tok,
+            moe.scoring,
+            moe.renormalize,
+            moe.renormalize_epsilon,
+            moe.scaling,
+        )
+        return routing
+
+    def _weights(self) -> ops.ExpertWeights:
+        routed, shared = self.experts, self.shared_experts
+        if shared is None:
+            return ops.ExpertWeights(routed.gate_up_proj, routed.down_proj)
+        return ops.ExpertWeights(
+            routed.gate_up_proj,
+            routed.down_proj,
+            shared.gate_up_proj.weight,
+            shared.down_proj.weight,
+        )

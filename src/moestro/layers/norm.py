@@ -1,0 +1,29 @@
+"""RMSNorm, with and without the residual addition before it."""
+
+import torch
+from torch import nn
+
+from moestro import ops
+
+
+class RMSNorm(nn.Module):
+    """weight: [N]. `forward` normalises; `add` adds to the residual stream first."""
+
+    def __init__(
+        self, hidden_size: int, eps: float, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(
+            torch.empty(hidden_size, dtype=dtype, device=device), requires_grad=False
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., N] to [..., N]."""
+        y: torch.Tensor = ops.rms_norm(x, self.weight, self.eps)
+        return y
+
+    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm(x + residual), x + residual), both [..., N] in x's dtype."""
+        y: tuple[torch.Tensor, torch.Tensor] = ops.add_rms_norm(x, residual, self.weight, self.eps)
+        return y

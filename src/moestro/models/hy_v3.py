@@ -1,0 +1,113 @@
+"""Hy3 (Hy3, Hy3-preview, Hy-MT2-30B-A3B): sigmoid router with expert bias, shared expert, MTP."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from moestro import ops
+from moestro.core.model_spec import ModelSpec
+from moestro.errors import UnsupportedError
+from moestro.layers.decoder import DecoderLayer
+from moestro.layers.embedding import Embedding
+from moestro.layers.linear import Linear
+from moestro.layers.norm import RMSNorm
+from moestro.layers.rotary import RotaryTable
+from moestro.models.causal_lm import CausalLM, Trunk
+
+
+class HyV3MTPLayer(DecoderLayer):
+    """Multi-token prediction: from the hidden state at i and token i + 1 to the one at i + 1.
+
+    Source: the released checkpoint's layout and Tencent's trainer (embedding before hidden state
+    in the concatenation, embedding zeroed at position 0, hidden state after the final norm).
+    """
+
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device | str) -> None:
+        super().__init__(spec, True, dtype, device)
+        hidden, eps = spec.hidden_size, spec.rms_norm_eps
+        self.enorm = RMSNorm(hidden, eps, dtype, device)
+        self.hnorm = RMSNorm(hidden, eps, dtype, device)
+        self.eh_proj = Linear(2 * hidden, hidden, dtype, device)
+        self.final_layernorm = RMSNorm(hidden, eps, dtype, device)
+
+    def join(
+        self, hidden_states: torch.Tensor, next_embeddings: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """The layer's input from h_i and the embedding of token i + 1: [T, N]."""
+        first = (positions == 0).unsqueeze(-1)
+        embeddings = self.enorm(next_embeddings.masked_fill(first, 0))
+        joined = torch.cat((embeddings, self.hnorm(hidden_states)), dim=-1)
+        x: torch.Tensor = self.eh_proj(joined)
+        return x
+
+
+class HyV3Model(Trunk):
+    """The trunk: embedding, decoder layers, final norm. MTP layers follow in `layers`."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        num_mtp_layers: int,
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, dtype, device)
+        self.layers = nn.ModuleList(
+            DecoderLayer(spec, is_moe, dtype, device) for is_moe in spec.moe_layers
+        )
+        self.num_trunk_layers = len(self.layers)
+        self.layers.extend(HyV3MTPLayer(spec, dtype, device) for _ in range(num_mtp_layers))
+        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, dtype, device)
+        self.rotary = RotaryTable(spec.rope, spec.head_dim, device)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_pages: Sequence[ops.KVPages],
+        attn: ops.AttentionMetadata,
+    ) -> torch.Tensor:
+        """See Trunk.forward."""
+        cos_sin = self.rotary.rows(positions, attn.max_seq_len)
+        x = self.embed_tokens(input_ids)
+        residual = torch.zeros_like(x)
+        for i in range(self.num_trunk_layers):
+            x, residual = self.layers[i](x, residual, cos_sin, kv_pages[i], attn)
+        hidden_states, _ = self.norm.add(x, residual)
+        return hidden_states
+
+    def mtp_forward(
+        self,
+        hidden_states: torch.Tensor,
+        next_token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        pages: ops.KVPages,
+        attn: ops.AttentionMetadata,
+        index: int,
+    ) -> torch.Tensor:
+        """See Trunk.mtp_forward."""
+        layer = self.layers[self.num_trunk_layers + index]
+        assert isinstance(layer, HyV3MTPLayer)
+        cos_sin = self.rotary.rows(positions, attn.max_seq_len)
+        x = layer.join(hidden_states, self.embed_tokens(next_token_ids), positions)
+        x, residual = layer(x, torch.zeros_like(x), cos_sin, pages, attn)
+        hidden_states, _ = layer.final_layernorm.add(x, residual)
+        return hidden_states
+
+
+class HyV3ForCausalLM(CausalLM):
+    """model_type hy_v3."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        num_mtp_layers: int,
+    ) -> None:
+        if num_mtp_layers and spec.moe is None:
+            raise UnsupportedError("an MTP layer of hy_v3 has experts, but this config has none.")
+        trunk = HyV3Model(spec, dtype, device, num_mtp_layers)
+        super().__init__(spec, trunk, dtype, device, num_mtp_layers)
