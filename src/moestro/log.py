@@ -10,7 +10,7 @@ TIME_FORMAT = "%H:%M:%S"
 ROOT = "moestro"
 
 
-class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
+class _StderrHandler(logging.StreamHandler):
     """Marks the handler set up here, so that a second set-up replaces it."""
 
 
