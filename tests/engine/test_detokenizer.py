@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.engine.byte_vocabulary import ByteVocabulary
 
 from moestro.core.sampling_params import SamplingParams
 from moestro.engine.detokenizer import Detokenizer
-from tests.engine.byte_vocabulary import ByteVocabulary
 
 IDS = st.lists(st.integers(0, ByteVocabulary.SIZE + 3), max_size=40)
 CUTS = st.lists(st.integers(1, 5), min_size=1, max_size=8)
