@@ -1,0 +1,1 @@
+"""HTTP: OpenAI's API over an engine. Only this package knows the ASGI framework."""

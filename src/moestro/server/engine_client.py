@@ -1,0 +1,88 @@
+"""What the server needs of an engine, and what it knows of the model behind it."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from moestro.core.outputs import RequestOutput
+from moestro.core.sampling_params import SamplingParams
+from moestro.metrics import ServerMetrics
+
+Prompt = str | dict[str, Any]
+"""Text, or {"prompt_token_ids": [...]}."""
+
+MAX_BODY_BYTES = 64 * 1024 * 1024
+
+
+class EngineClient(Protocol):
+    """An engine that runs beside the event loop (engine.async_engine.AsyncEngine)."""
+
+    @property
+    def is_dead(self) -> bool:
+        """True once the loop has failed: nothing will be answered any more."""
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str = "",
+        add_special_tokens: bool = True,
+        strict_max_tokens: bool = False,
+    ) -> AsyncIterator[RequestOutput]:
+        """What there is so far, each time something was added; closing the iterator aborts.
+
+        Raises RequestError, CapacityError and EngineDeadError.
+        """
+
+
+class Renderer(Protocol):
+    """A chat template (chat.templates.ChatTemplate)."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        *,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """Raises RequestError."""
+
+
+class Decoder(Protocol):
+    """The part of a tokenizer that `echo` and token texts need."""
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """The model as the API tells it. `names`: the first is shown, any is accepted.
+
+    default_params: sampling values of a request that does not say (generation_config.json).
+    tokenizer None: prompts and answers are token ids.
+    """
+
+    names: tuple[str, ...]
+    root: str
+    max_model_len: int
+    created: int
+    chat_template: Renderer
+    tokenizer: Decoder | None
+    default_params: Mapping[str, Any] = field(default_factory=dict)
+    scheduling_policy: str = "fcfs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerContext:
+    """Everything a route works with."""
+
+    engine: EngineClient
+    model: ServedModel
+    metrics: ServerMetrics
+    version: str
+    max_body_bytes: int = MAX_BODY_BYTES

@@ -1,0 +1,78 @@
+"""/v1/completions: what a request and a response hold."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from moestro.core.sampling_params import SamplingParams
+from moestro.server.body import FieldRules, Refused
+from moestro.server.openai.fields import COMMON_REFUSED, SDK_IGNORED, GenerationRequest
+from moestro.server.openai.usage import Usage
+
+DEFAULT_MAX_TOKENS = 16
+MAX_PROMPTS = 1024
+
+RULES = FieldRules(
+    ignored=SDK_IGNORED,
+    refused={
+        **COMMON_REFUSED,
+        "suffix": Refused("these models do not fill in the middle.", ("",)),
+        "prompt_embeds": Refused("send text or token ids."),
+    },
+)
+
+
+class CompletionRequest(GenerationRequest):
+    """Unset max_tokens is 16. `logprobs` is a number here; `echo` returns the prompt too."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts one by one: text, or token ids."""
+        given = self.prompt
+        if isinstance(given, str):
+            return [given]
+        if given and all(isinstance(item, int) for item in given):
+            return [[int(i) for i in given if isinstance(i, int)]]
+        return [item for item in given if isinstance(item, str | list)]
+
+    def params(self, defaults: dict[str, Any]) -> SamplingParams:
+        """Raises RequestError."""
+        more: dict[str, Any] = {"logprobs": self.logprobs}
+        more["max_tokens"] = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        if self.echo and self.logprobs is not None and self.prompt_logprobs is None:
+            more["prompt_logprobs"] = self.logprobs
+        return self.sampling_params(defaults, **more)
+
+
+class CompletionLogprobs(BaseModel):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    """Also one entry of a stream chunk, with the text that is new."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+
+
+class Completion(BaseModel):
+    """The whole answer, and a chunk of a streamed one."""
+
+    id: str
+    object: str = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
