@@ -54,7 +54,9 @@ class Sequence:
 
     token_ids = prompt + output. num_computed_tokens: how many of them have their KV in pages
     (or will, once the step in flight is done). pages: page ids in order, page i holds positions
-    [i * page_size, (i + 1) * page_size).
+    [i * page_size, (i + 1) * page_size). page_hashes: the names of its full pages, kept when the
+    pages are released. num_published_pages: how many of `pages` others may already share.
+    num_prompt_logprobs: how many prompt positions have their logprobs delivered.
     """
 
     seq_id: int
@@ -66,6 +68,8 @@ class Sequence:
     num_cached_tokens: int = 0
     pages: list[int] = field(default_factory=list)
     page_hashes: list[bytes] = field(default_factory=list)
+    num_published_pages: int = 0
+    num_prompt_logprobs: int = 0
     num_preemptions: int = 0
     matcher: GrammarMatcher | None = None
     finish_reason: FinishReason | None = None

@@ -1,0 +1,27 @@
+"""SequenceUpdate: what one step changed for one sequence."""
+
+from dataclasses import dataclass
+
+from moestro.core.request import FinishReason
+from moestro.core.step import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUpdate:
+    """New tokens (after the stop rules), logprobs, and why it ended if it did.
+
+    prompt_logprobs: entries for the next prompt positions in order, the first one being position
+    1 (position 0 has no context); only the sequence with index 0 of a request has them.
+    num_cached_tokens: prompt tokens found in the prefix cache at its first admission.
+    """
+
+    seq_id: int
+    request_id: str
+    index: int
+    new_token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_cached_tokens: int = 0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None

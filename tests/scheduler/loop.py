@@ -1,0 +1,158 @@
+"""The engine loop in miniature, and what a request must give whatever the scheduler does."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from tests.fakes.scripted_matcher import compile_script
+from tests.fakes.scripted_runner import Script, ScriptedRunner
+
+from moestro.core.request import FinishReason, Request
+from moestro.core.sampling_params import SamplingParams
+from moestro.core.step import NewSequence, Schedule, TokenLogprobs
+from moestro.kvcache import KVCacheManager
+from moestro.scheduler import Scheduler, SchedulerLimits, SequenceUpdate
+
+
+def make_request(
+    request_id: str,
+    prompt: list[int],
+    *,
+    max_tokens: int = 8,
+    stop_token_ids: tuple[int, ...] = (),
+    eos_token_ids: tuple[int, ...] = (),
+    seed: int = 0,
+    priority: int = 0,
+    cache_salt: str = "",
+    **params: object,
+) -> Request:
+    """A request as the input processor would make it."""
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        stop_token_ids=stop_token_ids,
+        **params,  # type: ignore[arg-type]
+    )
+    eos = frozenset() if sampling.ignore_eos else frozenset(eos_token_ids)
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=tuple(prompt),
+        params=sampling,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop_token_ids=eos | set(stop_token_ids),
+        eos_token_ids=frozenset(eos_token_ids),
+        priority=priority,
+        cache_salt=cache_salt,
+    )
+
+
+@dataclass
+class Result:
+    """Everything one sequence has given."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    num_cached_tokens: int = 0
+
+
+class Loop:
+    """Scheduler and scripted runner, with every invariant checked after each step."""
+
+    def __init__(
+        self,
+        *,
+        num_pages: int = 64,
+        page_size: int = 4,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 32,
+        max_model_len: int = 200,
+        policy: str = "fcfs",
+        enable_prefix_caching: bool = True,
+        script: Script | None = None,
+    ) -> None:
+        self.max_len = min(max_model_len, num_pages * page_size + 1)
+        self.kv = KVCacheManager(num_pages, page_size, enable_prefix_caching)
+        self.runner = ScriptedRunner(
+            num_pages, page_size, script, max_num_seqs, max_num_batched_tokens
+        )
+        self.scheduler = Scheduler(
+            SchedulerLimits(max_num_seqs, max_num_batched_tokens, max_model_len),
+            self.kv,
+            policy,
+            compile_script,
+            self.runner.script.vocab_size,
+        )
+        self.results: dict[tuple[str, int], Result] = defaultdict(Result)
+
+    def add(self, *requests: Request) -> None:
+        for request in requests:
+            self.scheduler.add(request)
+
+    def plan(self) -> Schedule | None:
+        return self.scheduler.schedule()
+
+    def finish_step(self, schedule: Schedule) -> list[SequenceUpdate]:
+        updates = self.scheduler.update(schedule, self.runner.execute(schedule))
+        for update in updates:
+            self._take(update)
+        self.check()
+        return updates
+
+    def step(self) -> Schedule | None:
+        """One step; None when there is no work."""
+        schedule = self.plan()
+        if schedule is not None:
+            self.finish_step(schedule)
+        return schedule
+
+    def run(self, max_steps: int = 10_000) -> int:
+        """Step until no work is left; how many steps that took."""
+        for num_steps in range(max_steps):
+            if self.step() is None:
+                return num_steps
+        raise AssertionError(f"not finished after {max_steps} steps")
+
+    def check(self) -> None:
+        """Pages and counters agree with the live sequences."""
+        roster = self.scheduler._roster
+        self.kv.check(list(roster.live.values()))
+        assert len(roster.running) + roster.num_waiting == len(roster.live)
+        assert all(not seq.pages for seq in roster.live.values() if seq not in roster.running)
+
+    def _take(self, update: SequenceUpdate) -> None:
+        result = self.results[update.request_id, update.index]
+        assert result.finish_reason is None, "an update after the end"
+        result.token_ids += update.new_token_ids
+        result.logprobs += update.logprobs
+        result.prompt_logprobs += update.prompt_logprobs
+        result.num_cached_tokens = update.num_cached_tokens
+        result.finish_reason = update.finish_reason
+        result.stop_reason = update.stop_reason
+        result.error = update.error
+
+
+def expected(request: Request, index: int, script: Script, max_len: int) -> Result:
+    """What a sequence gives when it is alone in the world, one token after another."""
+    result = Result()
+    tokens = list(request.prompt_token_ids)
+    new = NewSequence(
+        0, (), len(tokens), request.params, request.seed, index, request.stop_token_ids
+    )
+    if script.poison in tokens:
+        result.finish_reason = FinishReason.ERROR
+    while result.finish_reason is None:
+        token_id = script.token(new, tokens, None)
+        tokens.append(token_id)
+        result.token_ids.append(token_id)
+        if token_id in request.stop_token_ids and len(result.token_ids) > request.params.min_tokens:
+            result.finish_reason = FinishReason.STOP
+            is_eos = token_id in request.eos_token_ids and not request.params.ignore_eos
+            result.stop_reason = None if is_eos else token_id
+        elif len(result.token_ids) == request.max_tokens or len(tokens) == max_len:
+            result.finish_reason = FinishReason.LENGTH
+        elif token_id == script.poison:
+            result.finish_reason = FinishReason.ERROR
+    return result
