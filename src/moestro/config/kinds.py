@@ -133,11 +133,12 @@ class Integer:
 class Size:
     """A number of bytes: 4GiB, 500MB, 1.5 GB, 4096."""
 
-    low: int = 0
+    low: int = 0  # 0 or 1
 
     @property
     def expects(self) -> str:
-        return f'a size of at least {self.low:,} bytes, such as 4GiB, "500 MB" or 4294967296'
+        least = "a size above 0 bytes" if self.low else "0 or a size in bytes"
+        return f'{least}, such as 4GiB, "500 MB" or 4294967296'
 
     def parse(self, value: object) -> int:
         number = _whole(value, "bytes")

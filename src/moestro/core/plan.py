@@ -1,6 +1,7 @@
 """Plan: the decisions, once. Made by planner/placement, obeyed by everything below it."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,21 @@ class Plan:
     max_full_sequences: int
     """How many sequences of max_model_len fit at once."""
     num_threads: int
+    num_mtp_layers: int = 0
+    """MTP layers whose weights are held."""
     notes: tuple[str, ...] = ()
 
     @property
     def total_bytes(self) -> int:
         return self.weight_bytes + self.kv_cache_bytes + self.buffer_bytes
+
+    def to_json(self) -> str:
+        """One JSON object: every field, and total_bytes."""
+        return json.dumps(asdict(self) | {"total_bytes": self.total_bytes})
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """The Plan that to_json wrote."""
+        values = json.loads(text)
+        values.pop("total_bytes", None)
+        return cls(**values | {"notes": tuple(values.get("notes", ()))})

@@ -1,0 +1,35 @@
+"""The Plan as lines for people."""
+
+from moestro.core.plan import Plan
+from moestro.planner.placement import FitReport
+from moestro.planner.units import gigabytes
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """What runs, what it takes, what fits: a few lines, the same at start and in `plan`."""
+    mtp = f", {plan.num_mtp_layers} MTP layer" if plan.num_mtp_layers else ""
+    sequences = f"{plan.max_full_sequences:,} sequence{'s' * (plan.max_full_sequences != 1)}"
+    lines = [
+        f"{plan.model}: {plan.dtype} on {plan.device}, {plan.num_threads} threads",
+        f"weights {gigabytes(plan.weight_bytes)}{mtp} + KV {gigabytes(plan.kv_cache_bytes)} + "
+        f"buffers {gigabytes(plan.buffer_bytes)} = {gigabytes(plan.total_bytes)}",
+        f"KV: {plan.num_pages:,} pages of {plan.page_size} tokens, {plan.kv_cache_dtype}, "
+        f"{plan.kv_bytes_per_token:,} bytes a token",
+        f"longest context that fits {plan.max_context_tokens:,} tokens; max_model_len "
+        f"{plan.max_model_len:,}, {sequences} of it at once",
+        f"a step takes at most {plan.max_num_batched_tokens:,} tokens of "
+        f"{plan.max_num_seqs:,} sequences",
+    ]
+    return lines + [f"note: {note}" for note in plan.notes]
+
+
+def fit_lines(report: FitReport) -> list[str]:
+    """plan_lines, then whether it fits and what all the memory would hold."""
+    lines = plan_lines(report.plan)
+    if report.shortage is not None:
+        return [*lines, f"does not fit: {report.shortage}"]
+    return [
+        *lines,
+        f"fits: {gigabytes(report.available_bytes)} may be used; with all of it as KV memory the "
+        f"longest context is {report.largest_context_tokens:,} tokens",
+    ]

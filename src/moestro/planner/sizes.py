@@ -1,0 +1,61 @@
+"""How many bytes things take: weights, KV, buffers. Arithmetic on a ModelSpec, nothing else."""
+
+from moestro.core.model_spec import ModelSpec
+
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_FP32 = 4
+# The rotary table grows in blocks of this many positions.
+_ROTARY_BLOCK = 4096
+# Logits, their processed copy, and one row set of sampling noise or sorted values.
+_LOGIT_COPIES = 3
+
+
+def weight_bytes(spec: ModelSpec, dtype: str, num_mtp_layers: int) -> int:
+    """Bytes of all parameters: router weights and expert bias in fp32, the rest in dtype."""
+    parameters = spec.num_parameters
+    if spec.num_mtp_layers:
+        parameters += spec.num_mtp_parameters // spec.num_mtp_layers * num_mtp_layers
+    in_fp32 = 0
+    if spec.moe is not None:
+        one = spec.moe.num_experts * (spec.hidden_size + spec.moe.has_expert_bias)
+        in_fp32 = one * (sum(spec.moe_layers) + num_mtp_layers)
+    return (parameters - in_fp32) * ELEMENT_BYTES[dtype] + in_fp32 * _FP32
+
+
+def buffer_bytes(spec: ModelSpec, dtype: str, num_tokens: int, num_logits: int, length: int) -> int:
+    """Estimate of what a step needs beside weights and KV.
+
+    num_tokens computed in one step, num_logits rows of logits, length of the rotary table. Layers
+    run one after another, so the widest part of one layer counts once; torch may keep freed
+    blocks, which this does not see.
+    """
+    element = ELEMENT_BYTES[dtype]
+    hidden = spec.hidden_size
+    stream = 3 * hidden * element  # residual, layer input, layer output
+    widest = max(_attention_elements(spec) * element, _dense_elements(spec) * element)
+    if spec.moe is not None:
+        widest = max(widest, _moe_bytes(spec, element))
+    logits = num_logits * (_LOGIT_COPIES * spec.vocab_size * _FP32 + hidden * element)
+    table = -(-length // _ROTARY_BLOCK) * _ROTARY_BLOCK * spec.head_dim * _FP32
+    return num_tokens * (stream + widest) + logits + table
+
+
+def _attention_elements(spec: ModelSpec) -> int:
+    """One token's q, k, v before and after the rotation, and the heads' output."""
+    qkv = (spec.num_attention_heads + 2 * spec.num_key_value_heads) * spec.head_dim
+    return 2 * qkv + spec.num_attention_heads * spec.head_dim
+
+
+def _dense_elements(spec: ModelSpec) -> int:
+    """One token's gate and up, and their product, where some layer is dense."""
+    return 0 if all(spec.moe_layers) else 3 * spec.intermediate_size
+
+
+def _moe_bytes(spec: ModelSpec, element: int) -> int:
+    """One token's router input and logits in fp32, and its experts' inputs, insides, outputs."""
+    moe = spec.moe
+    assert moe is not None
+    router = (spec.hidden_size + 2 * moe.num_experts) * _FP32
+    inside = 3 * moe.intermediate_size * element + spec.hidden_size * (element + _FP32)
+    shared = 3 * moe.shared_intermediate_size * element
+    return router + moe.num_experts_per_tok * inside + shared
