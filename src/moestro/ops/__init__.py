@@ -8,6 +8,18 @@ from moestro.ops.moe import ExpertWeights, Routing, moe_experts, moe_gating_top_
 from moestro.ops.norm import add_rms_norm, rms_norm
 from moestro.ops.registry import Body, Op, all_ops, implements
 from moestro.ops.rope import qk_norm_rope
+from moestro.ops.sampling import (
+    RankedLogprobs,
+    SamplingMetadata,
+    TokenBias,
+    TokenCounts,
+    TokenMask,
+    apply_penalties,
+    apply_token_bias,
+    apply_token_mask,
+    sample_tokens,
+    token_logprobs,
+)
 
 __all__ = [
     "AttentionMetadata",
@@ -15,9 +27,17 @@ __all__ = [
     "ExpertWeights",
     "KVPages",
     "Op",
+    "RankedLogprobs",
     "Routing",
+    "SamplingMetadata",
+    "TokenBias",
+    "TokenCounts",
+    "TokenMask",
     "add_rms_norm",
     "all_ops",
+    "apply_penalties",
+    "apply_token_bias",
+    "apply_token_mask",
     "embedding",
     "implements",
     "linear",
@@ -26,6 +46,8 @@ __all__ = [
     "paged_attention",
     "qk_norm_rope",
     "rms_norm",
+    "sample_tokens",
     "silu_and_mul",
     "store_kv",
+    "token_logprobs",
 ]

@@ -1,0 +1,1 @@
+"""Executes schedules on a model: inputs, KV memory, forward pass, sampling."""

@@ -1,0 +1,206 @@
+"""Sampling bodies in numpy: one thread, a row at a time, so a row's bits depend on the row alone.
+
+They give exactly the reference's tokens and spare its cost: noise in full for the few tokens that
+can win, and sorting for the few that top_k or top_p can keep.
+"""
+
+import math
+
+import numpy as np
+import torch
+
+from moestro.ops import noise, sampling
+from moestro.ops.registry import implements
+from moestro.ops.sampling import NO_TOKEN, RankedLogprobs, SamplingMetadata, TokenMask
+
+_BLOCK = 8192
+"""Tokens hashed at a time: the scratch arrays stay in the L2 cache."""
+_STEPS = np.arange(1, _BLOCK + 1, dtype=np.uint64) * np.uint64(noise.GOLDEN)
+_MARGIN = np.float32(1e-3)
+"""Far above the fp32 error of an estimated score that can win (below 100 in size)."""
+_GROUP = 64
+"""Tokens a group when looking for the largest logits."""
+_WIDTHS = (2.0, 5.0, 10.0, -noise.MIN_EXPONENT)
+"""How far below the best logit, in units of the temperature, top_p looks for its prefix."""
+
+
+@implements(sampling.sample_tokens, devices=("cpu",), invariant=True)
+def sample_tokens(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+    rows = logits.numpy()
+    columns = zip(
+        metadata.temperature.tolist(),
+        metadata.top_k.tolist(),
+        metadata.top_p.tolist(),
+        metadata.min_p.tolist(),
+        metadata.seed.tolist(),
+        metadata.sample_index.tolist(),
+        metadata.position.tolist(),
+        strict=True,
+    )
+    out = np.empty(len(rows), np.int64)
+    for i, (temperature, top_k, top_p, min_p, seed, index, position) in enumerate(columns):
+        row = rows[i]
+        best = int(row.argmax())
+        if row[best] == -np.inf:
+            best = NO_TOKEN
+        elif temperature != 0.0:
+            key = noise.noise_key(seed, index, position)
+            with np.errstate(over="ignore"):  # tiny temperatures: y becomes -inf, as it should
+                if 0 < top_k < len(row) or top_p < 1.0 or min_p > 0.0:
+                    ids = _candidates(row, temperature, top_k, top_p, min_p)
+                else:
+                    ids = _contenders(row, temperature, key)
+                score = _scaled(row[ids], row[best], temperature) + _gumbel(ids, key)
+                best = int(ids[score == score.max()].min())
+        out[i] = best
+    return torch.from_numpy(out)
+
+
+@implements(sampling.token_logprobs, devices=("cpu",), invariant=True)
+def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> RankedLogprobs:
+    rows = logits.numpy()
+    top = min(num_top, rows.shape[1])
+    ids = np.empty((len(rows), 1 + top), np.int64)
+    ranks = np.empty_like(ids)
+    logprobs = np.empty(ids.shape, np.float64)
+    ranks[:, 1:] = np.arange(1, 1 + top)
+    for i, token in enumerate(token_ids.tolist()):
+        row = rows[i]
+        ids[i, 0] = token
+        ids[i, 1:] = _first_of_order(row, top)
+        at_token = row[token]
+        ahead = np.count_nonzero(row > at_token) + np.count_nonzero(row[:token] == at_token)
+        ranks[i, 0] = 1 + ahead
+        largest = float(row.max())
+        y = row.astype(np.float64)
+        y -= largest
+        total = math.log(float(np.exp(y, out=y).sum()))
+        logprobs[i] = row[ids[i]].astype(np.float64) - largest - total
+    return RankedLogprobs(*map(torch.from_numpy, (ids, logprobs, ranks)))
+
+
+@implements(sampling.apply_token_mask, devices=("cpu",), invariant=True)
+def apply_token_mask(logits: torch.Tensor, mask: TokenMask) -> None:
+    rows = logits.numpy()
+    for row, bits in zip(mask.rows.tolist(), mask.bits.numpy(), strict=True):
+        allowed = np.unpackbits(bits, count=rows.shape[1], bitorder="little").view(bool)
+        rows[row][~allowed] = -np.inf
+
+
+for _op in (sampling.apply_token_bias, sampling.apply_penalties):
+    _op.allow_reference("cpu", invariant=True)  # a few entries a row, IEEE operations only
+
+
+def _scaled(x: np.ndarray, largest: np.float32, temperature: float) -> np.ndarray:
+    """y of the op, [*] float64."""
+    y = x.astype(np.float64)
+    y -= np.float64(largest)
+    y /= temperature
+    return y
+
+
+def _contenders(row: np.ndarray, temperature: float, key: int) -> np.ndarray:
+    """Ids that can win when every token may: a superset of a few, by an estimate from above.
+
+    -log(-log u) <= -log(1 - u) for every u, so y - log(1 - u) in fp32, plus the margin, is never
+    below the score. The best estimate's own score is a bar that the rest must reach.
+    """
+    largest = row.max()
+    inverse = np.float32(1.0 / max(temperature, 1e-30))
+    estimate = np.empty(len(row), np.float32)
+    for begin in range(0, len(row), _BLOCK):
+        part = row[begin : begin + _BLOCK]
+        estimate[begin : begin + _BLOCK] = (part - largest) * inverse - _log_gap(
+            _hash(_STEPS[: len(part)], key + begin * noise.GOLDEN)
+        )
+    first = estimate.argmax()
+    at_first = np.array([first])
+    bar = _scaled(row[at_first], largest, temperature) + _gumbel(at_first, key)
+    return np.flatnonzero(estimate >= np.float32(bar[0]) - _MARGIN)
+
+
+def _candidates(
+    row: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
+) -> np.ndarray:
+    """Ids that top_k, top_p and min_p leave."""
+    ids = None
+    if 0 < top_k < len(row):
+        ids = _first_of_order(row, top_k)
+        ids = ids[row[ids] > -np.inf]
+    y = _scaled(row if ids is None else row[ids], row.max(), temperature)
+    floor = noise.log_number(min_p) if min_p > 0.0 else -np.inf
+    if top_p < 1.0:
+        floor = max(floor, noise.MIN_EXPONENT)  # no mass below: top_p never keeps those
+    if floor > -np.inf:
+        kept = np.flatnonzero(y >= floor)
+        ids, y = kept if ids is None else ids[kept], y[kept]
+    assert ids is not None  # one of the three is on
+    return ids if top_p == 1.0 else _prefix(row, ids, y, top_p)
+
+
+def _prefix(row: np.ndarray, ids: np.ndarray, y: np.ndarray, top_p: float) -> np.ndarray:
+    """The first of ids in order that hold top_p of their mass. Equal logits stand by rising id.
+
+    Sorts no more than the neighbourhood of the best logit in which the prefix must lie.
+    """
+    mass = np.empty(len(y), np.int64)
+    for begin in range(0, len(y), _BLOCK):
+        mass[begin : begin + _BLOCK] = noise.scaled_exp(y[begin : begin + _BLOCK])
+    need = noise.needed_mass(top_p, int(mass.sum()))
+    for width in _WIDTHS:
+        near = np.flatnonzero(y >= -width)
+        if mass[near].sum() >= need:
+            break
+    ids, mass = ids[near], mass[near]
+    order = np.argsort(-row[ids], kind="stable")
+    mass = mass[order]
+    return ids[order[: np.count_nonzero(mass.cumsum() - mass < need)]]
+
+
+def _first_of_order(row: np.ndarray, count: int) -> np.ndarray:
+    """The count first ids by (falling logit, rising id).
+
+    The count-th largest of the maxima of disjoint groups is no larger than that of the row: all
+    that is wanted lies at or above it, and little else.
+    """
+    groups = len(row) // _GROUP
+    if 0 < count <= groups:
+        peaks = row[: groups * _GROUP].reshape(_GROUP, groups).max(axis=0)
+    else:
+        peaks = row
+    at = len(peaks) - max(count, 1)
+    bound = np.partition(peaks, at)[at]
+    above = np.flatnonzero(row > bound)
+    equal = np.flatnonzero(row == bound)[:count]
+    ids = np.concatenate((above, equal))
+    return ids[np.argsort(-row[ids], kind="stable")[:count]]
+
+
+def _gumbel(ids: np.ndarray, key: int) -> np.ndarray:
+    """noise.gumbel_noise on an array of int64 ids."""
+    bits = _hash((ids.astype(np.uint64) + np.uint64(1)) * np.uint64(noise.GOLDEN), key)
+    uniform = np.maximum((bits >> np.uint64(11)).astype(np.float64), 0.5) * 2.0**-53
+    return -_log(-_log(uniform))
+
+
+def _log(x: np.ndarray) -> np.ndarray:
+    mantissa, exponent = np.frexp(x)
+    return noise.log_of_parts(mantissa, exponent.astype(np.float64))
+
+
+def _hash(steps: np.ndarray, key: int) -> np.ndarray:
+    """The finaliser of ops.noise on key + steps; [*] uint64, a new array."""
+    z = steps + np.uint64(key & 0xFFFFFFFFFFFFFFFF)
+    shifted = z >> np.uint64(30)
+    z ^= shifted
+    z *= np.uint64(noise.MULTIPLIER_1)
+    z ^= np.right_shift(z, np.uint64(27), out=shifted)
+    z *= np.uint64(noise.MULTIPLIER_2)
+    z ^= np.right_shift(z, np.uint64(31), out=shifted)
+    return z
+
+
+def _log_gap(bits: np.ndarray) -> np.ndarray:
+    """fp32 log(1 - u), [*]; log 1 for the smallest u."""
+    gap = np.uint64(1 << 53) - (bits >> np.uint64(11))
+    return np.log(gap.view(np.int64).astype(np.float32)) - np.float32(53 * math.log(2))

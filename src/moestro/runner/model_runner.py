@@ -1,0 +1,111 @@
+"""ModelRunner: executes schedules on one model and its KV pool."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from moestro.core.step import Schedule, SequenceOutput, StepOutput, TokenLogprobs
+from moestro.models.causal_lm import CausalLM
+from moestro.runner.forward_batch import ForwardBatch, ScoredRun
+from moestro.runner.inputs import InputBuilder
+from moestro.runner.kv_pool import KVPool
+from moestro.runner.sampler import sample, score_prompt
+from moestro.runner.sequence_state import SequenceState
+
+LOGITS_BLOCK_BYTES = 128 << 20
+"""Logits are computed for this many bytes of rows at a time (at least one row)."""
+
+
+class ModelRunner:
+    """The Runner that computes. It obeys the schedule and decides nothing.
+
+    Owns the KV pool and the state of every sequence between its first schedule and its release.
+    Row i of a batch has the same bits whatever the other rows are, as far as the ops keep theirs.
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv_pool: KVPool,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        logits_block_bytes: int = LOGITS_BLOCK_BYTES,
+    ) -> None:
+        self._model = model
+        self._kv_pool = kv_pool
+        self._inputs = InputBuilder(max_num_seqs, max_model_len, kv_pool.page_size)
+        self._logits_rows = max(1, logits_block_bytes // (4 * model.spec.vocab_size))
+
+    @torch.inference_mode()
+    def execute(self, schedule: Schedule) -> StepOutput:
+        """Run one step. Raises ValueError for a schedule that contradicts what came before."""
+        self._inputs.admit(schedule)
+        if not schedule.sequences:
+            return StepOutput(schedule.step_id, ())
+        states = self._inputs.states(schedule)
+        batch = self._inputs.build(schedule, states)
+        hidden_states = self._model(
+            batch.input_ids, batch.positions, self._kv_pool.layers, batch.attention
+        )
+        hidden_states = hidden_states[batch.logits_indices]
+        outputs = [SequenceOutput(state.seq_id) for state in states]
+        self._sample(schedule, states, batch, hidden_states, outputs)
+        self._score(states, batch, hidden_states, outputs)
+        for state, output in zip(states, outputs, strict=True):
+            for token_id in output.token_ids:
+                state.append(token_id)
+        return StepOutput(schedule.step_id, tuple(outputs))
+
+    def close(self) -> None:
+        """Give the KV memory back. The runner is of no use afterwards."""
+        self._kv_pool.close()
+
+    def _sample(
+        self,
+        schedule: Schedule,
+        states: Sequence[SequenceState],
+        batch: ForwardBatch,
+        hidden_states: torch.Tensor,
+        outputs: list[SequenceOutput],
+    ) -> None:
+        """Draw the next token of each sequence in batch.sampled; hidden_states: [M, N]."""
+        for begin in range(0, len(batch.sampled), self._logits_rows):
+            at = batch.sampled[begin : begin + self._logits_rows]
+            logits = self._model.compute_logits(hidden_states[begin : begin + len(at)])
+            masks = [schedule.sequences[i].allowed_tokens for i in at]
+            drawn = sample(logits, [states[i] for i in at], masks)
+            for i, output in zip(at, drawn, strict=True):
+                outputs[i] = output
+
+    def _score(
+        self,
+        states: Sequence[SequenceState],
+        batch: ForwardBatch,
+        hidden_states: torch.Tensor,
+        outputs: list[SequenceOutput],
+    ) -> None:
+        """Score the prompt rows of batch.scored; hidden_states: [M, N]."""
+        row = len(batch.sampled)
+        for run in batch.scored:
+            entries, error = self._score_run(states[run.index], run, hidden_states[row:])
+            row += run.num_tokens
+            if error is None:
+                outputs[run.index] = replace(outputs[run.index], prompt_logprobs=entries)
+            else:
+                outputs[run.index] = SequenceOutput(states[run.index].seq_id, error=error)
+
+    def _score_run(
+        self, state: SequenceState, run: ScoredRun, hidden_states: torch.Tensor
+    ) -> tuple[tuple[TokenLogprobs, ...], str | None]:
+        """One run, its rows the first of hidden_states, a block of logits at a time."""
+        entries: list[TokenLogprobs] = []
+        for begin in range(0, run.num_tokens, self._logits_rows):
+            end = min(begin + self._logits_rows, run.num_tokens)
+            logits = self._model.compute_logits(hidden_states[begin:end])
+            more, error = score_prompt(logits, state, run.start + begin)
+            if error is not None:
+                return (), error
+            entries.extend(more)
+        return tuple(entries), None
