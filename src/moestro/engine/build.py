@@ -1,0 +1,138 @@
+"""The one place where an engine is wired together: configuration in, BuiltEngine out."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import moestro.backends.cpu  # noqa: F401 -- registers the bodies of the CPU
+from moestro.chat.templates import ChatTemplate
+from moestro.config import EngineConfig
+from moestro.core.generation_config import GenerationDefaults, load_generation_defaults
+from moestro.core.grammar import GrammarCompiler
+from moestro.core.hardware import probe_cpu
+from moestro.core.model_config import load_model_spec
+from moestro.core.model_spec import ModelSpec
+from moestro.core.plan import Plan
+from moestro.core.sampling_params import SamplingParams
+from moestro.engine.built_engine import BuiltEngine
+from moestro.engine.engine import Engine
+from moestro.engine.input_processor import InputLimits, InputProcessor
+from moestro.engine.tokenizer import Tokenizer
+from moestro.kvcache.manager import KVCacheManager
+from moestro.models.registry import build_model
+from moestro.planner.placement import make_plan
+from moestro.planner.report import plan_lines
+from moestro.runner.kv_pool import KVPool
+from moestro.runner.model_runner import ModelRunner
+from moestro.scheduler import Scheduler, SchedulerLimits
+from moestro.weights.checkpoint import Checkpoint
+from moestro.weights.loader import load_weights
+from moestro.weights.source import resolve_model
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+
+
+def build_engine(
+    config: EngineConfig,
+    progress: Progress | None = None,
+    *,
+    grammar: GrammarCompiler | None = None,
+) -> BuiltEngine:
+    """Find, plan, load and wire. progress: (bytes read, bytes in all) while weights load.
+
+    What is cheap is checked first, so that a wrong option fails before gigabytes are read. Sets
+    the process's compute threads. Raises ConfigError, CheckpointError, UnsupportedError or
+    CapacityError.
+    """
+    model_dir = resolve_model(config.model)
+    spec = load_model_spec(model_dir)
+    num_mtp_layers = _num_mtp_layers(model_dir, spec)
+    plan = make_plan(config.model, spec, probe_cpu(), config, num_mtp_layers=num_mtp_layers)
+    for line in plan_lines(plan):
+        logger.info("%s", line)
+    tokenizer = _load_tokenizer(config, model_dir)
+    chat_template = ChatTemplate.load(_tokenizer_dir(config, model_dir), config.chat_template)
+    if tokenizer is not None:
+        tokenizer.chat_template = chat_template
+    processor = _make_processor(config, model_dir, spec, plan, tokenizer)
+    runner, notes = _load_runner(plan, spec, model_dir, progress)
+    scheduler = Scheduler(
+        SchedulerLimits(plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len),
+        KVCacheManager(plan.num_pages, plan.page_size, config.enable_prefix_caching),
+        config.scheduling_policy,
+        grammar,
+        spec.vocab_size,
+    )
+    return BuiltEngine(
+        config=config,
+        model_dir=model_dir,
+        spec=spec,
+        plan=plan,
+        engine=Engine(scheduler, runner, tokenizer),
+        processor=processor,
+        chat_template=chat_template,
+        notes=(*plan.notes, *notes),
+    )
+
+
+def _num_mtp_layers(model_dir: Path, spec: ModelSpec) -> int:
+    """MTP layers to allocate: none where the checkpoint lacks what its config promises."""
+    if not spec.num_mtp_layers:
+        return 0
+    checkpoint = Checkpoint.open(model_dir)
+    try:
+        return spec.num_mtp_layers if checkpoint.has_mtp(spec) else 0
+    finally:
+        checkpoint.close()
+
+
+def _tokenizer_dir(config: EngineConfig, model_dir: Path) -> Path:
+    if config.tokenizer is None:
+        return model_dir
+    path = Path(config.tokenizer).expanduser()
+    return path if path.is_dir() else resolve_model(config.tokenizer, with_weights=False)
+
+
+def _load_tokenizer(config: EngineConfig, model_dir: Path) -> Tokenizer | None:
+    if config.skip_tokenizer_init:
+        return None
+    return Tokenizer.load(_tokenizer_dir(config, model_dir))
+
+
+def _make_processor(
+    config: EngineConfig,
+    model_dir: Path,
+    spec: ModelSpec,
+    plan: Plan,
+    tokenizer: Tokenizer | None,
+) -> InputProcessor:
+    defaults = GenerationDefaults()
+    if config.generation_config != "none":
+        defaults = load_generation_defaults(model_dir, spec.vocab_size)
+    eos = {*spec.eos_token_ids, *defaults.eos_token_ids}
+    if not eos and tokenizer is not None and tokenizer.eos_token_id is not None:
+        eos = {tokenizer.eos_token_id}
+    return InputProcessor(
+        InputLimits(spec.vocab_size, plan.max_model_len, plan.max_context_tokens),
+        tokenizer,
+        eos_token_ids=eos,
+        engine_seed=config.seed,
+        default_params=SamplingParams(**defaults.sampling),
+    )
+
+
+def _load_runner(
+    plan: Plan, spec: ModelSpec, model_dir: Path, progress: Progress | None
+) -> tuple[ModelRunner, tuple[str, ...]]:
+    torch.set_num_threads(plan.num_threads)
+    model = build_model(spec, getattr(torch, plan.dtype), num_mtp_layers=plan.num_mtp_layers)
+    report = load_weights(model, model_dir, progress)
+    kv_pool = KVPool(spec, plan.num_pages, plan.page_size, getattr(torch, plan.kv_cache_dtype))
+    runner = ModelRunner(
+        model, kv_pool, max_num_seqs=plan.max_num_seqs, max_model_len=plan.max_model_len
+    )
+    return runner, report.notes

@@ -1,0 +1,30 @@
+"""BuiltEngine: an engine with everything around it that was decided when it was built."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from moestro.chat.templates import ChatTemplate
+from moestro.config import EngineConfig
+from moestro.core.model_spec import ModelSpec
+from moestro.core.plan import Plan
+from moestro.engine.engine import Engine
+from moestro.engine.input_processor import InputProcessor
+from moestro.engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltEngine:
+    """What engine.build wires together. notes: what the loader and the planner have to say."""
+
+    config: EngineConfig
+    model_dir: Path
+    spec: ModelSpec
+    plan: Plan
+    engine: Engine
+    processor: InputProcessor
+    chat_template: ChatTemplate
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.processor.tokenizer

@@ -1,0 +1,229 @@
+"""LLM: offline inference with vLLM's names and types."""
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from moestro.chat.templates import ChatTemplate
+from moestro.config import EngineConfig
+from moestro.core.outputs import RequestOutput
+from moestro.core.request import Request
+from moestro.core.sampling_params import SamplingParams
+from moestro.engine.build import build_engine
+from moestro.engine.built_engine import BuiltEngine
+from moestro.engine.input_processor import Prompt
+from moestro.engine.progress_bar import prompt_progress
+from moestro.engine.request_progress import RequestProgress
+from moestro.engine.tokenizer import Tokenizer
+from moestro.errors import EngineDeadError, RequestError
+
+Params = SamplingParams | Sequence[SamplingParams] | None
+Conversation = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model in this process. Keywords are EngineConfig's fields (docs/config.md).
+
+    close() gives its memory back, as does dropping the last reference. Not for use by several
+    threads at once: calls take turns.
+    """
+
+    def __init__(
+        self,
+        model: str = "tiny-hy3",
+        *,
+        load_progress: Callable[[int, int], None] | None = None,
+        **options: Any,
+    ) -> None:
+        """load_progress: told (bytes read, bytes in all) while weights load. Raises ConfigError,
+        CheckpointError, CapacityError or UnsupportedError when the model can't be served.
+        """
+        self._start(EngineConfig.from_kwargs(model=model, **options), load_progress)
+
+    @classmethod
+    def from_config(
+        cls, config: EngineConfig, *, load_progress: Callable[[int, int], None] | None = None
+    ) -> "LLM":
+        """From options that are already one object."""
+        made = cls.__new__(cls)
+        made._start(config, load_progress)
+        return made
+
+    def _start(self, config: EngineConfig, progress: Callable[[int, int], None] | None) -> None:
+        self.config = config
+        self._built: BuiltEngine | None = build_engine(config, progress)
+        self.plan = self._built.plan
+        self.spec = self._built.spec
+        self._ids = itertools.count()
+        self._lock = threading.Lock()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Complete each prompt; outputs in the order of the prompts.
+
+        prompts: text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, or a list of
+        these. sampling_params: one for all, one a prompt, or None for the checkpoint's defaults.
+        use_tqdm: a progress bar, where stderr is a terminal. priority: one a prompt, lower runs
+        first. A bad prompt raises RequestError before anything runs.
+        """
+        items = _as_prompts(prompts)
+        return self._run(items, sampling_params, use_tqdm, priority, add_special_tokens=True)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params = None,
+        use_tqdm: bool = True,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or each of a list of them.
+
+        chat_template: a file or a template to use in place of the checkpoint's. Raises
+        RequestError, one that names --chat-template when there is no template at all.
+        """
+        built = self._open()
+        template = built.chat_template
+        if chat_template is not None:
+            template = ChatTemplate.load(built.model_dir, chat_template)
+        prompts = [
+            template.render(
+                conversation,
+                tools,
+                add_generation_prompt and not continue_final_message,
+                continue_final_message=continue_final_message,
+                **(chat_template_kwargs or {}),
+            )
+            for conversation in _as_conversations(messages)
+        ]
+        return self._run(prompts, sampling_params, use_tqdm, None, add_special_tokens=False)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer. Raises RequestError under skip_tokenizer_init."""
+        tokenizer = self._open().tokenizer
+        if tokenizer is None:
+            raise RequestError("skip_tokenizer_init is set: there is no tokenizer.")
+        return tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the checkpoint's generation_config.json asks for; generate's default."""
+        return self._open().processor.default_params
+
+    def close(self) -> None:
+        """Drop the model and its memory. Repeatable; any other call then raises EngineDeadError."""
+        built, self._built = self._built, None
+        if built is not None:
+            built.engine.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self.close()
+
+    def _open(self) -> BuiltEngine:
+        if self._built is None:
+            raise EngineDeadError("This LLM has been closed; make a new one.")
+        return self._built
+
+    def _run(
+        self,
+        prompts: Sequence[Prompt],
+        params: Params,
+        use_tqdm: bool,
+        priority: Sequence[int] | None,
+        *,
+        add_special_tokens: bool,
+    ) -> list[RequestOutput]:
+        processor = self._open().processor
+        each = _one_each(params, len(prompts))
+        if priority is not None and len(priority) != len(prompts):
+            raise RequestError(
+                f"priority must have one entry a prompt: {len(priority)} for {len(prompts)}.",
+                "priority",
+            )
+        with self._lock:
+            requests = [
+                processor.process(
+                    prompt,
+                    each[n],
+                    request_id=str(next(self._ids)),
+                    priority=0 if priority is None else priority[n],
+                    add_special_tokens=add_special_tokens,
+                )
+                for n, prompt in enumerate(prompts)
+            ]
+            return self._complete(requests, use_tqdm)
+
+    def _complete(self, requests: Sequence[Request], use_tqdm: bool) -> list[RequestOutput]:
+        """Run requests to their end; whatever interrupts it leaves the engine empty."""
+        engine = self._open().engine
+        progresses = {r.request_id: RequestProgress(r) for r in requests}
+        num_done, num_tokens = 0, 0
+        try:
+            for request in requests:
+                engine.add_request(request)
+            with prompt_progress(len(requests), use_tqdm) as bar:
+                while engine.has_work():
+                    for delta in engine.step().deltas:
+                        progress = progresses[delta.request_id]
+                        progress.add(delta)
+                        num_done += progress.finished
+                        num_tokens += len(delta.token_ids)
+                    bar.advance(num_done, num_tokens)
+        except BaseException:
+            engine.abort_all()
+            engine.discard_pending()
+            raise
+        return [progress.output() for progress in progresses.values()]
+
+
+def _as_prompts(prompts: Any) -> list[Any]:
+    """A list of prompts, whatever was given; a list of ints is one prompt of token ids."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
+        raise RequestError(
+            f"prompts must be text, token ids, or a list of them, got {type(prompts).__name__}.",
+            "prompts",
+        )
+    if prompts and isinstance(prompts[0], int):
+        return [prompts]
+    return list(prompts)
+
+
+def _as_conversations(messages: Any) -> list[Any]:
+    """A list of conversations, whatever was given."""
+    if isinstance(messages, Sequence) and messages and isinstance(messages[0], Mapping):
+        return [messages]
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
+        raise RequestError(
+            "messages must be a list of messages or a list of such lists.", "messages"
+        )
+    return list(messages)
+
+
+def _one_each(params: Params, num_prompts: int) -> list[SamplingParams | None]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params] * num_prompts
+    if not isinstance(params, Sequence):
+        raise RequestError(
+            f"sampling_params must be SamplingParams, got {type(params).__name__}.",
+            "sampling_params",
+        )
+    if len(params) != num_prompts:
+        raise RequestError(
+            f"sampling_params must be one, or one a prompt: {len(params)} for {num_prompts}.",
+            "sampling_params",
+        )
+    return list(params)
