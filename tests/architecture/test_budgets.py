@@ -7,7 +7,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "moestro"
-SOURCES = [p for d in ("src", "bench", "recipes", "scripts", "tests") for p in (ROOT / d).rglob("*.py")]
+SOURCES = [
+    p for d in ("src", "bench", "recipes", "scripts", "tests") for p in (ROOT / d).rglob("*.py")
+]
 NATIVE = [p for p in PACKAGE.rglob("*") if p.suffix in (".cpp", ".h", ".inl")]
 
 MAX_FILE_LINES = 400

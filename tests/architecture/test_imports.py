@@ -58,8 +58,7 @@ def test_library_stays_where_it_belongs(library: str) -> None:
     strays = [
         str(p.relative_to(PACKAGE))
         for p in python_files()
-        if library in imported_roots(p)
-        and not str(p.relative_to(PACKAGE)).startswith(allowed)
+        if library in imported_roots(p) and not str(p.relative_to(PACKAGE)).startswith(allowed)
     ]
     assert strays == [], f"{library} may be imported only in {allowed}"
 

@@ -1,0 +1,83 @@
+"""HF transformers as a benchmark worker: one JSON command a line in, one JSON answer a line out.
+
+Runs in an environment of its own (no moestro there). Commands: {"do": "prefill", "tokens": n},
+{"do": "decode", "context": n, "steps": m}, {"do": "memory"}, {"do": "quit"}.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+
+def memory() -> dict[str, int]:
+    """Peak resident bytes of this process (VmHWM) and its anonymous part now."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {
+        "vm_hwm_bytes": int(status["VmHWM"].split()[0]) * 1024,
+        "rss_anon_bytes": int(status["RssAnon"].split()[0]) * 1024,
+    }
+
+
+class Worker:
+    """A loaded model and the two measurements."""
+
+    def __init__(self, folder: str, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
+        self.vocab = self.model.config.vocab_size
+
+    def prompt(self, tokens: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(tokens)
+        return torch.randint(10, self.vocab, (1, tokens), generator=generator)
+
+    @torch.inference_mode()
+    def prefill(self, tokens: int) -> dict[str, float]:
+        ids = self.prompt(tokens)
+        began = time.perf_counter()
+        out = self.model(ids, use_cache=True, logits_to_keep=1)
+        out.logits.argmax().item()
+        return {"seconds": time.perf_counter() - began}
+
+    @torch.inference_mode()
+    def decode(self, context: int, steps: int) -> dict[str, float]:
+        """Greedy decode after an untimed prefill."""
+        out = self.model(self.prompt(context), use_cache=True, logits_to_keep=1)
+        token, cache = out.logits[:, -1:].argmax(-1), out.past_key_values
+        began = time.perf_counter()
+        for _ in range(steps):
+            out = self.model(token, past_key_values=cache, use_cache=True)
+            token = out.logits[:, -1:].argmax(-1)
+            token.item()
+        return {"seconds": time.perf_counter() - began}
+
+    def answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        if command["do"] == "prefill":
+            return self.prefill(command["tokens"])
+        if command["do"] == "decode":
+            return self.decode(command["context"], command["steps"])
+        return memory()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    worker = Worker(args.folder, args.threads)
+    versions = {"transformers": transformers.__version__, "torch": torch.__version__}
+    print(json.dumps({"ready": True, "versions": versions}), flush=True)
+    for line in sys.stdin:
+        command = json.loads(line)
+        if command["do"] == "quit":
+            break
+        print(json.dumps(worker.answer(command)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
