@@ -107,7 +107,7 @@ def test_native_function_lengths() -> None:
 
 
 def test_native_scanner_sees_functions() -> None:
-    text = "namespace a {\nint f(int x) {\n    return x;\n}\nstruct S {\n    int g() {\n\n    }\n};\n}\n"
+    text = "namespace a {\nint f(int x) {\n  return x;\n}\nstruct S {\n  int g() {\n\n  }\n};\n}\n"
     assert [n for _, n in native_function_lengths(text)] == [3, 3]
 
 
