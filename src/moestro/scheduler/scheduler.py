@@ -44,6 +44,7 @@ class Scheduler:
     ) -> None:
         self._limits = limits
         self._kv = kv
+        self._page_size = kv.page_size
         self._key = policies.sort_key_of(policy)
         self._preempts_for_priority = policy == "priority"
         self._grammar = GrammarDriver(grammar, vocab_size)
@@ -243,18 +244,21 @@ class Scheduler:
         """Plan the next run of a running sequence, unless it must wait for a page."""
         if seq.status is not _RUNNING:  # preempted a moment ago
             return
-        num_remaining = len(seq.token_ids) - seq.num_computed_tokens
-        num_tokens = policies.chunk_size(num_remaining, self._budget.left)
+        start = seq.num_computed_tokens
+        num_tokens = policies.chunk_size(len(seq.token_ids) - start, self._budget.left)
         if num_tokens == 0:
             return
-        new_pages = self._kv.grow(seq, seq.num_computed_tokens + num_tokens)
+        end = start + num_tokens
+        new_pages: tuple[int, ...] | None = ()
+        if end > len(seq.pages) * self._page_size:
+            new_pages = self._kv.grow(seq, end)
         while new_pages is None:
             victim = policies.choose_victim(self._roster.running, seq, step.runs)
             if victim is None:
                 return
             self._roster.preempt(victim)
             step.preempted = True
-            new_pages = self._kv.grow(seq, seq.num_computed_tokens + num_tokens)
+            new_pages = self._kv.grow(seq, end)
         step.add(seq, num_tokens, new_pages)
         self._budget.left -= num_tokens
 
@@ -309,24 +313,25 @@ class Scheduler:
         if result.error is not None:
             return self._fail(seq, result.error)
         old_len = len(seq.token_ids)
-        error: str | None = None
         finish: tuple[FinishReason, int | None] | None = None
+        error = None
         try:
             finish = self._append(seq, result.token_ids)
         except GrammarError as refused:
-            error = str(refused)
-        new = tuple(seq.token_ids[old_len:])
+            finish, error = (FinishReason.ERROR, None), str(refused)
+        # Only what the step computed; the token it sampled has no KV yet.
         self._kv.publish(seq, run.start + run.num_tokens)
-        self._count(seq, old_len, new)
-        seq.num_prompt_logprobs += len(result.prompt_logprobs)
-        if error is not None:
-            finish = FinishReason.ERROR, None
+        new = result.token_ids
         if finish is not None:
+            new = tuple(seq.token_ids[old_len:])
             self._roster.end(seq, *finish)
-        elif old_len == seq.num_prompt_tokens and new:
-            self._roster.let_siblings_in(seq)
-        if not (new or finish or result.prompt_logprobs):
+        if new:
+            self._generation_tokens += len(new)
+            if old_len == seq.num_prompt_tokens:
+                self._finish_prompt(seq)
+        elif finish is None and not result.prompt_logprobs:
             return None
+        seq.num_prompt_logprobs += len(result.prompt_logprobs)
         reason, stop_reason = finish or (None, None)
         return SequenceUpdate(
             seq.seq_id,
@@ -340,6 +345,12 @@ class Scheduler:
             stop_reason,
             error,
         )
+
+    def _finish_prompt(self, seq: Sequence) -> None:
+        """Its prompt is computed and published: count it once, let its siblings in."""
+        if seq.index == 0:
+            self._prompt_tokens += seq.num_prompt_tokens
+        self._roster.let_siblings_in(seq)
 
     def _append(
         self, seq: Sequence, token_ids: tuple[int, ...]
@@ -359,11 +370,6 @@ class Scheduler:
             if finish is not None:
                 return finish
         return None
-
-    def _count(self, seq: Sequence, old_len: int, new: tuple[int, ...]) -> None:
-        self._generation_tokens += len(new)
-        if new and seq.index == 0 and old_len == seq.num_prompt_tokens:
-            self._prompt_tokens += old_len
 
     def _fail(self, seq: Sequence, error: str) -> SequenceUpdate:
         self._roster.end(seq, FinishReason.ERROR, None)
