@@ -100,7 +100,7 @@ _COUNTERS = (
 
 
 class ServerMetrics:
-    """The metrics of one server. Not thread-safe: the event loop's thread feeds it."""
+    """The metrics of one server. observe_step belongs to one thread, the rest to any."""
 
     def __init__(
         self, model_name: str, max_model_len: int, cache_config: Mapping[str, object]

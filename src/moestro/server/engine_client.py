@@ -1,15 +1,13 @@
 """What the server needs of an engine, and what it knows of the model behind it."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from moestro.core.outputs import RequestOutput
 from moestro.core.sampling_params import SamplingParams
+from moestro.engine.input_processor import Prompt
 from moestro.metrics import ServerMetrics
-
-Prompt = str | dict[str, Any]
-"""Text, or {"prompt_token_ids": [...]}."""
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 
@@ -31,7 +29,7 @@ class EngineClient(Protocol):
         cache_salt: str = "",
         add_special_tokens: bool = True,
         strict_max_tokens: bool = False,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """What there is so far, each time something was added; closing the iterator aborts.
 
         Raises RequestError, CapacityError and EngineDeadError.
@@ -73,7 +71,7 @@ class ServedModel:
     created: int
     chat_template: Renderer
     tokenizer: Decoder | None
-    default_params: Mapping[str, Any] = field(default_factory=dict)
+    default_params: SamplingParams = field(default_factory=SamplingParams)
     scheduling_policy: str = "fcfs"
 
 

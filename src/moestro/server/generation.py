@@ -8,10 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from moestro.core.outputs import CompletionOutput, RequestOutput
+from moestro.core.request import FinishReason
 from moestro.core.sampling_params import SamplingParams
+from moestro.engine.input_processor import Prompt
 from moestro.metrics import FinishedRequest, ServerMetrics
-from moestro.server.engine_client import Prompt, ServerContext
-from moestro.server.errors import INTERNAL, ApiError
+from moestro.server.engine_client import ServerContext
+from moestro.server.errors import INTERNAL, ApiError, sanitise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +134,7 @@ async def run_job(
     )
     accepted = False
     try:
-        async with aclosing(outputs) as stream:  # type: ignore[type-var]
+        async with aclosing(outputs) as stream:
             async for output in stream:
                 accepted = True
                 meter.saw(output)
@@ -147,12 +149,11 @@ async def run_job(
 
 
 def _check_failed(output: RequestOutput) -> None:
-    if any(o.finish_reason == "error" for o in output.outputs):
-        raise ApiError(
-            "The model produced no usable probabilities for this request (non-finite logits).",
-            status=500,
-            kind=INTERNAL,
-        )
+    """The engine puts what went wrong into stop_reason."""
+    for sequence in output.outputs:
+        if sequence.finish_reason is FinishReason.ERROR:
+            why = str(sequence.stop_reason or "generation failed")
+            raise ApiError(sanitise(why), status=500, kind=INTERNAL)
 
 
 async def run_jobs(

@@ -1,6 +1,5 @@
 """/v1/chat/completions: what a request and a response hold."""
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -80,19 +79,15 @@ class ChatCompletionRequest(GenerationRequest):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+    def params(self, defaults: SamplingParams) -> SamplingParams:
         """Raises ApiError and RequestError."""
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(
                 "when using `top_logprobs`, `logprobs` must be set to true.", param="top_logprobs"
             )
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {"max_tokens": self.max_tokens}
         if self.max_completion_tokens is not None:
             more["max_tokens"] = self.max_completion_tokens
-        elif self.max_tokens is not None:
-            more["max_tokens"] = self.max_tokens
-        elif "max_tokens" not in defaults:
-            more["max_tokens"] = None
         if self.logprobs:
             more["logprobs"] = self.top_logprobs or 0
         return self.sampling_params(defaults, **more)

@@ -38,7 +38,7 @@ class CompletionRequest(GenerationRequest):
             return [[int(i) for i in given if isinstance(i, int)]]
         return [item for item in given if isinstance(item, str | list)]
 
-    def params(self, defaults: dict[str, Any]) -> SamplingParams:
+    def params(self, defaults: SamplingParams) -> SamplingParams:
         """Raises RequestError."""
         more: dict[str, Any] = {"logprobs": self.logprobs}
         more["max_tokens"] = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens

@@ -73,7 +73,7 @@ class _Call:
             raise ApiError(
                 f"prompt must hold 1 to {MAX_PROMPTS} prompts, got {len(prompts)}.", param="prompt"
             )
-        params = body.params(dict(model.default_params))
+        params = body.params(model.default_params)
         priority = check_priority(body.priority, model.scheduling_policy)
         jobs = [
             Job(

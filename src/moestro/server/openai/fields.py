@@ -136,11 +136,11 @@ class GenerationRequest(ApiModel):
                 "Stream options can only be defined when `stream=True`.", param="stream_options"
             )
 
-    def sampling_params(self, defaults: Mapping[str, Any], **more: Any) -> SamplingParams:
+    def sampling_params(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
         """The model's defaults, then what the request says, then `more`. Raises RequestError."""
         said = {name: getattr(self, name) for name in SAMPLING_NAMES}
         chosen = {k: v for k, v in said.items() if v is not None}
-        return SamplingParams(**{**defaults, **chosen, **more})
+        return defaults.with_(**{**chosen, **more})
 
 
 def check_model(name: str | None, served: tuple[str, ...]) -> None:

@@ -1,0 +1,23 @@
+"""Order statistics of measured times."""
+
+import math
+from collections.abc import Sequence
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of the values lie, linear between neighbours (numpy's own).
+
+    Raises ValueError without values.
+    """
+    if not values:
+        raise ValueError("no values")
+    ordered = sorted(values)
+    at = share * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle value."""
+    return percentile(values, 0.5)

@@ -1,0 +1,254 @@
+"""`moestro bench throughput`: prefill and decode speed of one batch."""
+
+import argparse
+import datetime
+import random
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from moestro.cli.bench.memory import PeakMemory, peak_rss_bytes, resident_bytes
+from moestro.cli.bench.statistics import median, percentile
+from moestro.cli.console import add_common_flags, aligned, print_json, start_logging, write_text
+from moestro.config import EngineConfig, add_engine_flags, engine_config_from_args
+from moestro.core.sampling_params import SamplingParams
+from moestro.errors import CapacityError, ConfigError
+
+if TYPE_CHECKING:
+    from moestro.core.plan import Plan
+    from moestro.engine.built_engine import BuiltEngine
+
+HELP = "prefill and decode speed of one batch"
+DESCRIPTION = (
+    "Runs a batch of random token prompts of one exact length and generates greedily to one exact "
+    "length, without a tokenizer. Prefill lasts until every sequence has its first token; decode "
+    "steps are those in which the whole batch gets a token. Every run draws prompts of its own, so "
+    "the prefix cache never helps."
+)
+
+_COUNTS = (
+    ("--input-len", 512, "tokens of a prompt"),
+    ("--output-len", 64, "tokens generated for a sequence"),
+    ("--batch-size", 1, "sequences at once"),
+    ("--repeats", 3, "measured runs"),
+    ("--warmup", 1, "runs before the measured ones; 0 is none"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `moestro bench throughput`."""
+    group = parser.add_argument_group("Benchmark")
+    for flag, default, text in _COUNTS:
+        group.add_argument(
+            flag, type=int, default=default, metavar="N", help=f"{text} (default: {default})"
+        )
+    add_engine_flags(parser)
+    add_common_flags(parser, json_help="print the result as one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print."""
+    start_logging(args)
+    load = Workload.of(args)
+    config = replace(engine_config_from_args(args), skip_tokenizer_init=True)
+    result = measure(config, load)
+    if args.json:
+        print_json(result)
+    else:
+        write_text("\n".join(_lines(result)) + "\n")
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is run: lengths in tokens."""
+
+    input_len: int
+    output_len: int
+    batch_size: int
+    repeats: int
+    warmup: int
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> "Workload":
+        """From flags. Raises ConfigError."""
+        for flag, _, _ in _COUNTS:
+            value = getattr(args, flag[2:].replace("-", "_"))
+            least = 0 if flag == "--warmup" else 1
+            if value < least:
+                raise ConfigError(f"{flag} must be at least {least}, got {value}.")
+        return cls(args.input_len, args.output_len, args.batch_size, args.repeats, args.warmup)
+
+    def check(self, plan: "Plan") -> None:
+        """Raises ConfigError or CapacityError when the batch can't run as one."""
+        if self.batch_size > plan.max_num_seqs:
+            raise ConfigError(
+                f"--batch-size {self.batch_size} is more than max_num_seqs {plan.max_num_seqs}: "
+                "the batch would not run at once. Raise --max-num-seqs."
+            )
+        tokens = self.input_len + self.output_len
+        pages = -(-tokens // plan.page_size) * self.batch_size
+        if pages > plan.num_pages:
+            needed = pages * plan.page_size * plan.kv_bytes_per_token
+            raise CapacityError(
+                f"{self.batch_size} sequences of {tokens} tokens need {pages} KV pages, and there "
+                f"are {plan.num_pages}: set --kv-cache-memory-bytes to at least {needed}, or make "
+                "the batch or the lengths smaller."
+            )
+
+
+@dataclass(slots=True)
+class RunTimes:
+    """One run: seconds until every sequence had a token, and of each full decode step."""
+
+    prefill_s: float
+    decode_steps_s: list[float] = field(default_factory=list)
+
+
+def measure(config: EngineConfig, load: Workload) -> dict[str, Any]:
+    """Load, warm up, measure; the result as it is printed with --json."""
+    before = resident_bytes()
+    with PeakMemory() as memory:
+        started = time.perf_counter()
+        built = _build(config)
+        load_s = time.perf_counter() - started
+        try:
+            load.check(built.plan)
+            runs = _run_all(built, load, config.seed)
+        finally:
+            built.engine.close()
+    return {
+        "benchmark": "throughput",
+        "model": config.model,
+        "quantization": config.quantization,
+        **asdict(load),
+        "seed": config.seed,
+        **_speeds(runs, load),
+        "load_s": load_s,
+        "peak_memory_bytes": memory.peak_bytes,
+        "memory_before_bytes": before,
+        "peak_rss_bytes": peak_rss_bytes(),
+        **_circumstances(built.plan),
+    }
+
+
+def run_once(built: "BuiltEngine", load: Workload, draw: random.Random, name: str) -> RunTimes:
+    """One batch from its first step to its last."""
+    engine, vocab_size = built.engine, built.spec.vocab_size
+    params = SamplingParams(
+        temperature=0.0, max_tokens=load.output_len, ignore_eos=True, detokenize=False
+    )
+    for n in range(load.batch_size):
+        ids = [draw.randrange(vocab_size) for _ in range(load.input_len)]
+        engine.add_request(
+            built.processor.process(ids, params, request_id=f"{name}-{n}", strict_max_tokens=True)
+        )
+    started = time.perf_counter()
+    waiting = {f"{name}-{n}" for n in range(load.batch_size)}
+    times: RunTimes | None = None
+    while engine.has_work():
+        step_started = time.perf_counter()
+        report = engine.step()
+        now = time.perf_counter()
+        gained = {d.request_id for d in report.deltas if d.token_ids}
+        if times is not None and len(gained) == load.batch_size:
+            times.decode_steps_s.append(now - step_started)
+        waiting -= gained
+        if times is None and not waiting:
+            times = RunTimes(now - started)
+    assert times is not None
+    return times
+
+
+def _build(config: EngineConfig) -> "BuiltEngine":
+    from moestro.cli.loading_bar import loading_bar
+    from moestro.engine.build import build_engine
+
+    with loading_bar() as progress:
+        return build_engine(config, progress)
+
+
+def _run_all(built: "BuiltEngine", load: Workload, seed: int) -> list[RunTimes]:
+    draw = random.Random(seed)
+    measured = []
+    with _progress(load.warmup + load.repeats) as advance:
+        for n in range(load.warmup + load.repeats):
+            times = run_once(built, load, draw, f"run-{n}")
+            if n >= load.warmup:
+                measured.append(times)
+            advance()
+    return measured
+
+
+def _speeds(runs: list[RunTimes], load: Workload) -> dict[str, Any]:
+    prefill = median([r.prefill_s for r in runs])
+    steps = [s for r in runs for s in r.decode_steps_s]
+    told: dict[str, Any] = {
+        "prefill_tokens_per_s": load.batch_size * load.input_len / prefill,
+        "prefill_ms": [r.prefill_s * 1e3 for r in runs],
+        "decode_tokens_per_s": None,
+        "decode_step_ms": None,
+        "num_decode_steps": len(steps),
+    }
+    if steps:
+        told["decode_tokens_per_s"] = load.batch_size * len(steps) / sum(steps)
+        told["decode_step_ms"] = {
+            "min": min(steps) * 1e3,
+            "median": median(steps) * 1e3,
+            "p90": percentile(steps, 0.9) * 1e3,
+            "max": max(steps) * 1e3,
+        }
+    return told
+
+
+def _circumstances(plan: "Plan") -> dict[str, Any]:
+    from moestro.cli.machine import machine_facts, version_facts
+
+    return {
+        "plan": {**asdict(plan), "total_bytes": plan.total_bytes},
+        "versions": version_facts(),
+        "machine": machine_facts(),
+        "command": shlex.join(["moestro", *sys.argv[1:]]),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """A bar over the runs on stderr; nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("runs", total=total)
+        yield lambda: bar.update(task, advance=1)
+
+
+def _lines(result: dict[str, Any]) -> list[str]:
+    """The result for people."""
+    rows = [
+        ("model", f"{result['model']} ({result['plan']['dtype']})"),
+        ("prefill", f"{result['prefill_tokens_per_s']:,.1f} tokens/s"),
+    ]
+    if result["decode_step_ms"] is not None:
+        step = ", ".join(f"{k} {v:.2f}" for k, v in result["decode_step_ms"].items())
+        rows += [
+            ("decode", f"{result['decode_tokens_per_s']:,.1f} tokens/s"),
+            ("decode step, ms", step),
+        ]
+    rows += [
+        ("peak memory", f"{result['peak_memory_bytes'] / 1e9:.3f} GB (RssAnon + RssShmem)"),
+        ("peak RSS", f"{result['peak_rss_bytes'] / 1e9:.3f} GB (VmHWM, mapped files included)"),
+        ("machine", f"{result['machine']['cpu']}, {result['machine']['num_threads']} threads"),
+        ("kernels", str(result["versions"]["kernels"])),
+    ]
+    return aligned(rows)

@@ -1,0 +1,145 @@
+"""`moestro generate`: complete prompts on the command line."""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moestro.cli.console import add_common_flags, note, print_json, start_logging, write_text
+from moestro.config import EngineConfig, add_engine_flags, engine_config_from_args
+from moestro.core.sampling_flags import add_sampling_flags, sampling_overrides_from_args
+from moestro.errors import ConfigError
+
+if TYPE_CHECKING:
+    from moestro.core.outputs import RequestOutput
+
+DEFAULT_MAX_TOKENS = 256
+
+HELP = "complete one or several prompts"
+DESCRIPTION = (
+    "Complete prompts. One prompt streams to stdout as it is generated; several print one after "
+    f"the other. --max-tokens is {DEFAULT_MAX_TOKENS} here unless given; other sampling values "
+    "come from the checkpoint's generation_config.json."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `moestro generate`."""
+    parser.add_argument(
+        "prompts", metavar="PROMPT", nargs="*", help="text to complete; - reads it from stdin"
+    )
+    parser.add_argument(
+        "--prompt-file",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="file whose whole content is a prompt; may be repeated",
+    )
+    add_engine_flags(parser)
+    add_sampling_flags(parser)
+    add_common_flags(
+        parser, json_help="print RequestOutput's fields as JSON; a list for several prompts"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Complete the prompts."""
+    start_logging(args)
+    config = engine_config_from_args(args)
+    overrides = {"max_tokens": DEFAULT_MAX_TOKENS, **sampling_overrides_from_args(args)}
+    prompts = read_prompts(args.prompts, args.prompt_file)
+    if len(prompts) == 1 and not args.json:
+        _stream(config, prompts[0], overrides)
+        return 0
+    outputs = _complete(config, prompts, overrides)
+    if args.json:
+        print_json(outputs[0] if len(outputs) == 1 else outputs)
+    else:
+        _write(outputs)
+    return 0
+
+
+def read_prompts(given: Sequence[str], files: Sequence[str]) -> list[str]:
+    """Prompts from arguments, files and stdin, in that order. Raises ConfigError."""
+    if given.count("-") + files.count("-") > 1:
+        raise ConfigError("stdin (-) can be read once only: give - once.")
+    prompts = [_read("-") if text == "-" else text for text in given]
+    prompts += [_read(name) for name in files]
+    if not prompts:
+        raise ConfigError(
+            'No prompt: give one, as in moestro generate "def quicksort(items):", or - for stdin, '
+            "or --prompt-file FILE."
+        )
+    return prompts
+
+
+def _read(name: str) -> str:
+    where = "stdin" if name == "-" else name
+    try:
+        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return data.decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"Can't read the prompt from {where}: {error.strerror}.") from None
+    except ValueError as error:  # not UTF-8, or a name with NUL bytes
+        raise ConfigError(f"Can't read the prompt from {where}: {error}.") from None
+
+
+def _stream(config: EngineConfig, prompt: str, overrides: dict[str, object]) -> None:
+    from moestro.cli.local_engine import LocalEngine
+    from moestro.cli.text_writer import TextWriter
+
+    with LocalEngine(config) as local:
+        params = local.engine.default_params.with_(**overrides)
+        started = time.perf_counter()
+        first: list[float] = []
+
+        def on_output(output: "RequestOutput") -> None:
+            if not first:
+                first.append(time.perf_counter() - started)
+            writer.show(output)
+
+        writer = TextWriter()
+        last = local.stream(prompt, params, on_output)
+        if last is not None:
+            _tell_stats([last], time.perf_counter() - started, first[0])
+
+
+def _complete(
+    config: EngineConfig, prompts: list[str], overrides: dict[str, object]
+) -> "list[RequestOutput]":
+    from moestro.cli.loading_bar import loading_bar
+    from moestro.engine.llm import LLM
+
+    with loading_bar() as progress:
+        llm = LLM.from_config(config, load_progress=progress)
+    with llm:
+        params = llm.get_default_sampling_params().with_(**overrides)
+        started = time.perf_counter()
+        outputs = llm.generate(prompts, params)
+        _tell_stats(outputs, time.perf_counter() - started)
+        return outputs
+
+
+def _write(outputs: "Sequence[RequestOutput]") -> None:
+    for output in outputs:
+        write_text(f"=== {output.prompt}\n")
+        for sequence in output.outputs:
+            mark = f"[{sequence.index}] " if len(output.outputs) > 1 else ""
+            write_text(f"{mark}{sequence.text}\n")
+
+
+def _tell_stats(
+    outputs: "Sequence[RequestOutput]", seconds: float, first_s: float | None = None
+) -> None:
+    prompt = sum(len(o.prompt_token_ids) for o in outputs)
+    generated = sum(len(s.token_ids) for o in outputs for s in o.outputs)
+    text = f"{prompt} prompt tokens, {generated} generated in {seconds:.2f} s"
+    if first_s is not None and generated > 1 and seconds > first_s:
+        speed = (generated - 1) / (seconds - first_s)
+        text += f" (first after {first_s * 1e3:.0f} ms, then {speed:.1f} tokens/s)"
+    elif seconds > 0:
+        text += f" ({generated / seconds:.1f} tokens/s)"
+    note(text)

@@ -1,0 +1,65 @@
+"""Facts about this machine and these versions, for `doctor` and beside every measurement."""
+
+import importlib.metadata
+import os
+import platform
+from typing import Any
+
+from moestro import __version__
+from moestro.core.cgroup import read_cgroup_limits
+from moestro.core.hardware import probe_cpu
+
+LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers", "fastapi", "uvicorn")
+
+
+def machine_facts() -> dict[str, Any]:
+    """CPU, cores and memory, with what affinity and cgroup leave of them. Sizes in bytes."""
+    hardware = probe_cpu()
+    limits = read_cgroup_limits()
+    return {
+        "cpu": hardware.name,
+        "architecture": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "num_cpus": os.cpu_count() or 1,
+        "num_cpus_in_affinity": _affinity(),
+        "cgroup_cpus": limits.cpus,
+        "num_threads": hardware.num_threads,
+        "memory_bytes": hardware.memory_bytes,
+        "available_bytes": hardware.available_bytes,
+        "cgroup_memory_bytes": limits.memory_bytes,
+    }
+
+
+def version_facts() -> dict[str, str]:
+    """Versions of Moestro, Python, its libraries and its kernels."""
+    libraries = {name: library_version(name) for name in LIBRARIES}
+    return {
+        "moestro": __version__,
+        "python": platform.python_version(),
+        **libraries,
+        "kernels": kernel_identity(),
+    }
+
+
+def library_version(name: str) -> str:
+    """The installed version, or "missing"."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
+def _affinity() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def kernel_facts() -> dict[str, Any]:
+    """Whether the kernel library loads, its levels on this machine, and the identity string."""
+    return {"library_loaded": False, "why": "not built", "levels": [], "identity": "reference"}
+
+
+def kernel_identity() -> str:
+    """The string that stands for every bit the kernels give."""
+    return str(kernel_facts()["identity"])

@@ -1,0 +1,100 @@
+"""`moestro`: choose the subcommand, run it, and tell what went wrong in one line."""
+
+import argparse
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from types import ModuleType
+
+from moestro import __version__, envs
+from moestro.cli import bench, chat, doctor, generate, ops, plan, serve
+from moestro.errors import ConfigError, MoestroError, RequestError
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USER_MISTAKE = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+SUBCOMMANDS: tuple[ModuleType, ...] = (generate, chat, serve, plan, ops, doctor, bench)
+
+DESCRIPTION = (
+    "Inference engine for long-context sparse-MoE language models. Without a model, the one that "
+    "ships with the package (tiny-hy3) is used."
+)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """All subcommands and flags."""
+    parser = argparse.ArgumentParser(prog="moestro", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"moestro {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for module in SUBCOMMANDS:
+        name = module.__name__.rpartition(".")[2]
+        command = commands.add_parser(
+            name, help=module.HELP, description=module.DESCRIPTION, allow_abbrev=False
+        )
+        module.add_arguments(command)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code says how it ended.
+
+    0 done; 1 failed; 2 a mistake in what was asked; 130 interrupted; 141 nobody read the output.
+    """
+    args = build_parser().parse_args(argv)
+    try:
+        code = int(args.run(args))
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        _discard_output()
+        return EXIT_BROKEN_PIPE
+    except MoestroError as error:
+        return _report(args, error, str(error))
+    except OSError as error:
+        _discard_output()
+        return _report(args, error, f"{error.strerror or error}{_of_file(error)}")
+    except Exception as error:
+        text = f"unexpected {type(error).__name__}: {error} (a bug; --debug shows where)"
+        return _report(args, error, text)
+    return code
+
+
+def _report(args: argparse.Namespace, error: Exception, message: str) -> int:
+    """Write the error to stderr, with its traceback when debugging; the exit code."""
+    if _debugging(args):
+        traceback.print_exception(error)
+    with contextlib.suppress(OSError):
+        print(f"moestro: error: {' '.join(message.split())}", file=sys.stderr)
+    is_mistake = isinstance(error, ConfigError | RequestError)
+    return EXIT_USER_MISTAKE if is_mistake else EXIT_FAILED
+
+
+def _debugging(args: argparse.Namespace) -> bool:
+    if getattr(args, "debug", False):
+        return True
+    try:
+        return envs.LOG_LEVEL.get() == "debug"
+    except ConfigError:
+        return False
+
+
+def _of_file(error: OSError) -> str:
+    return f": {error.filename}" if error.filename else ""
+
+
+def _discard_output() -> None:
+    """Point stdout elsewhere, so that flushing it at exit can't fail a second time."""
+    with contextlib.suppress(OSError, ValueError):
+        sink = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(sink, sys.stdout.fileno())
+        os.close(sink)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

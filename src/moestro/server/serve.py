@@ -1,0 +1,75 @@
+"""A server from a configuration: address, engine, application, and the way down."""
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from moestro.config import EngineConfig, ServerConfig
+from moestro.engine.async_engine import AsyncEngine
+from moestro.metrics import ServerMetrics
+from moestro.server.app import create_app
+from moestro.server.engine_client import ServedModel, ServerContext
+from moestro.server.lifecycle import run_app
+from moestro.server.listen import url_of
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """An engine and the context its routes work with; run() serves until a signal."""
+
+    engine: AsyncEngine
+    context: ServerContext
+
+    @classmethod
+    def start(
+        cls,
+        config: EngineConfig,
+        options: ServerConfig,
+        version: str,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> "Server":
+        """Load the model and start the engine. progress: (bytes read, bytes in all)."""
+        from moestro.engine.build import build_engine  # imports torch
+
+        built = build_engine(config, progress)
+        names = options.served_model_name or (config.model,)
+        plan = built.plan
+        cache_config = {
+            "block_size": plan.page_size,
+            "cache_dtype": plan.kv_cache_dtype,
+            "enable_prefix_caching": config.enable_prefix_caching,
+            "kv_cache_memory_bytes": plan.kv_cache_bytes,
+            "num_gpu_blocks": plan.num_pages,
+        }
+        metrics = ServerMetrics(names[0], plan.max_model_len, cache_config)
+        engine = AsyncEngine(built, on_report=lambda report: metrics.observe_step(report.stats))
+        model = ServedModel(
+            names=names,
+            root=config.model,
+            max_model_len=engine.max_model_len,
+            created=int(time.time()),
+            chat_template=engine.chat_template,
+            tokenizer=engine.tokenizer,
+            default_params=engine.default_params,
+            scheduling_policy=config.scheduling_policy,
+        )
+        context = ServerContext(engine=engine, model=model, metrics=metrics, version=version)
+        return cls(engine, context)
+
+    def run(self, sock: socket.socket, shutdown_timeout_s: float) -> bool:
+        """Serve on `sock` until SIGINT or SIGTERM. False when a second signal cut it short."""
+        return asyncio.run(self._run(sock, shutdown_timeout_s))
+
+    async def _run(self, sock: socket.socket, shutdown_timeout_s: float) -> bool:
+        name = self.context.model.names[0]
+        logger.info("serving %s on %s (Ctrl-C stops)", name, url_of(sock))
+        drained = await run_app(create_app(self.context), sock, shutdown_timeout_s)
+        if drained:
+            await self.engine.close(drain=False)
+            logger.info("stopped")
+        return drained
