@@ -1,0 +1,38 @@
+"""The CPU backend. Importing it registers its bodies: native kernels, or the references.
+
+The reference serves an op where no native body takes the call only if REFERENCE_OK lists it.
+"""
+
+from moestro import ops
+from moestro.backends.cpu import library, sampling  # noqa: F401 -- sampling registers its bodies
+from moestro.core.hardware import probe_cpu
+
+KERNEL_OPS: tuple[ops.Op, ...] = (
+    ops.rms_norm,
+    ops.add_rms_norm,
+    ops.silu_and_mul,
+    ops.qk_norm_rope,
+    ops.store_kv,
+    ops.embedding,
+    ops.linear,
+    ops.moe_gating_top_k,
+    ops.moe_experts,
+    ops.paged_attention,
+)
+REFERENCE_OK: tuple[ops.Op, ...] = () if library.has_native() else KERNEL_OPS
+
+if library.has_native():
+    from moestro.backends.cpu import (  # noqa: F401 -- each registers its bodies
+        activation,
+        attention,
+        kv_pages,
+        linear,
+        moe,
+        norm,
+        rope,
+    )
+
+    library.native().set_num_threads(probe_cpu().num_threads)
+
+for _op in REFERENCE_OK:
+    _op.allow_reference("cpu", invariant=False)

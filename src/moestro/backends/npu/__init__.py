@@ -1,0 +1,1 @@
+"""torch_npu bodies (Ascend). None yet."""

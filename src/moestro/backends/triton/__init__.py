@@ -1,0 +1,1 @@
+"""Triton bodies (NVIDIA). None yet."""

@@ -1,0 +1,26 @@
+"""Device: what the engine asks of a backend, beside the ops."""
+
+from typing import Protocol
+
+from moestro.core.hardware import HardwareSpec
+
+
+class Device(Protocol):
+    """One kind of device whose bodies are registered."""
+
+    @property
+    def name(self) -> str:
+        """torch's device type: cpu, cuda or npu."""
+
+    @property
+    def identity(self) -> str:
+        """Backend, ISA level and version of the kernels' numerics in one string.
+
+        Equal strings give equal bits: it is part of everything that names a result.
+        """
+
+    def hardware(self) -> HardwareSpec:
+        """The machine as it is now: memory free, threads allowed, kernel level in use."""
+
+    def set_num_threads(self, count: int) -> None:
+        """Threads the kernels use from now on, at least 1. Changes speed, never bits."""

@@ -1,0 +1,52 @@
+"""The argument structs of the C ABI (csrc/types.h), field for field, and dtype codes."""
+
+import ctypes
+from ctypes import c_float, c_int32, c_int64, c_void_p
+
+import torch
+
+DTYPE_CODES: dict[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+def _fields(text: str, kind: type) -> list[tuple[str, type]]:
+    return [(name, kind) for name in text.split()]
+
+
+class AttentionArgs(ctypes.Structure):
+    """Arguments of paged_attention; strides in elements."""
+
+    _fields_ = [
+        *_fields("q out k v query_start_loc seq_lens page_table", c_void_p),
+        *_fields("k_page_stride k_head_stride k_slot_stride", c_int64),
+        *_fields("v_page_stride v_head_stride v_slot_stride", c_int64),
+        *_fields("page_table_stride page_table_width", c_int64),
+        *_fields("num_tokens num_seqs num_heads num_kv_heads head_dim", c_int64),
+        *_fields("num_pages page_size", c_int64),
+        *_fields("q_dtype kv_dtype", c_int32),
+        ("scale", c_float),
+        ("reserved", c_int32),
+    ]
+
+
+class MoeArgs(ctypes.Structure):
+    """Arguments of moe_experts."""
+
+    _fields_ = [
+        *_fields("x out topk_ids topk_weights gate_up down", c_void_p),
+        *_fields("shared_gate_up shared_down", c_void_p),
+        *_fields("num_tokens hidden intermediate num_experts top_k shared_intermediate", c_int64),
+        *_fields("x_dtype weight_dtype fp32_combine reserved", c_int32),
+    ]
+
+
+class StoreKvArgs(ctypes.Structure):
+    """Arguments of store_kv; strides in elements."""
+
+    _fields_ = [
+        *_fields("k v k_pages v_pages slots", c_void_p),
+        *_fields("k_token_stride k_head_stride v_token_stride v_head_stride", c_int64),
+        *_fields("k_page_stride k_page_head_stride k_slot_stride", c_int64),
+        *_fields("v_page_stride v_page_head_stride v_slot_stride", c_int64),
+        *_fields("num_tokens num_kv_heads head_dim page_size", c_int64),
+        *_fields("dtype page_dtype", c_int32),
+    ]

@@ -1,0 +1,77 @@
+"""Paged attention on the native library."""
+
+from ctypes import byref
+
+import torch
+
+from moestro import ops
+from moestro.backends.cpu.arguments import DTYPE_CODES, AttentionArgs
+from moestro.backends.cpu.kv_pages import is_pool
+from moestro.backends.cpu.library import native
+from moestro.ops.registry import implements
+
+_LIB = native()
+_MAX_GROUP = 64
+
+
+def _fits(
+    q: torch.Tensor, pages: ops.KVPages, metadata: ops.AttentionMetadata, scale: float
+) -> bool:
+    if not (q.dtype in DTYPE_CODES and q.dim() == 3 and is_pool(pages)):
+        return False
+    kv_heads = pages.k.shape[1]
+    seqs = metadata.seq_lens.shape[0]
+    return (
+        q.shape[2] == pages.k.shape[3] > 0
+        and kv_heads > 0
+        and q.shape[1] % kv_heads == 0
+        and q.shape[1] <= _MAX_GROUP * kv_heads
+        and metadata.query_start_loc.shape == (seqs + 1,)
+        and metadata.page_table.dim() == 2
+        and metadata.page_table.shape[0] == seqs
+        and metadata.query_start_loc.dtype == torch.int32
+        and metadata.seq_lens.dtype == torch.int32
+        and metadata.page_table.dtype == torch.int32
+    )
+
+
+@implements(ops.paged_attention, devices=("cpu",), when=_fits, invariant=True)
+def paged_attention(
+    q: torch.Tensor, pages: ops.KVPages, metadata: ops.AttentionMetadata, scale: float
+) -> torch.Tensor:
+    q = q.contiguous()
+    out = torch.empty_like(q)
+    starts = metadata.query_start_loc.contiguous()
+    lengths = metadata.seq_lens.contiguous()
+    table = metadata.page_table
+    if table.stride(1) != 1:
+        table = table.contiguous()
+    tokens, heads, dim = q.shape
+    arguments = AttentionArgs(
+        q.data_ptr(),
+        out.data_ptr(),
+        pages.k.data_ptr(),
+        pages.v.data_ptr(),
+        starts.data_ptr(),
+        lengths.data_ptr(),
+        table.data_ptr(),
+        *pages.k.stride()[:3],
+        *pages.v.stride()[:3],
+        table.stride(0),
+        table.shape[1],
+        tokens,
+        lengths.shape[0],
+        heads,
+        pages.k.shape[1],
+        dim,
+        pages.k.shape[0],
+        pages.page_size,
+        DTYPE_CODES[q.dtype],
+        DTYPE_CODES[pages.k.dtype],
+        scale,
+        0,
+    )
+    status = _LIB.paged_attention(byref(arguments))
+    if status:
+        _LIB.fail(status)
+    return out

@@ -1,0 +1,31 @@
+// Kernels for the portable level; the build compiles this file with that level's flags.
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "thread_pool.h"
+#include "types.h"
+
+namespace moestro {
+namespace portable {
+namespace {
+
+#include "vec_portable.h"
+// clang-format off: the order matters
+#include "math.inl"
+#include "elementwise.inl"
+#include "gemm.inl"
+#include "moe.inl"
+#include "attention.inl"
+// clang-format on
+
+const Kernels kKernels = {"portable", rms_norm,         silu_and_mul, qk_norm_rope,   store_kv,
+                          linear,     moe_gating_top_k, moe_experts,  paged_attention};
+
+}  // namespace
+}  // namespace portable
+
+const Kernels* portable_kernels() { return &portable::kKernels; }
+
+}  // namespace moestro

@@ -1,0 +1,262 @@
+// Choosing experts, and running them.
+
+inline float key_of(float score) { return score == score ? score : __builtin_inff(); }
+
+// Scores of one token into scores[E]; softmax or sigmoid, lane by lane.
+inline void expert_scores(const float* logits, int64_t experts, bool softmax, float* scores) {
+    if (!softmax) {
+        for_vectors(experts, [&](int64_t i, int64_t n) {
+            store_some(scores + i, sigmoid(load_some(logits + i, n)), n);
+        });
+        return;
+    }
+    float highest = logits[0];
+    for (int64_t i = 1; i < experts; ++i) highest = logits[i] > highest ? logits[i] : highest;
+    F total = zero();
+    for_vectors(experts, [&](int64_t i, int64_t n) {
+        const F e = exp(load_some(logits + i, n) - set1(highest));
+        store_some(scores + i, e, n);
+        total = total + keep_n(e, n, 0.0f);
+    });
+    const F sum = set1(hsum(total));
+    for_vectors(experts, [&](int64_t i, int64_t n) {
+        store_some(scores + i, load_some(scores + i, n) / sum, n);
+    });
+}
+
+// Falling keys, ties to the lowest index, NaN first: always top_k different experts.
+inline void choose(const GatingArgs& a, const float* scores, int32_t* ids, float* keys) {
+    int64_t chosen = 0;
+    for (int64_t e = 0; e < a.num_experts; ++e) {
+        const float key = key_of(a.bias == nullptr ? scores[e] : scores[e] + a.bias[e]);
+        if (chosen == a.top_k && !(key > keys[chosen - 1])) continue;
+        int64_t at = chosen < a.top_k ? chosen++ : chosen - 1;
+        for (; at > 0 && key > keys[at - 1]; --at) {
+            keys[at] = keys[at - 1];
+            ids[at] = ids[at - 1];
+        }
+        keys[at] = key;
+        ids[at] = static_cast<int32_t>(e);
+    }
+}
+
+void moe_gating_top_k(const GatingArgs& a) {
+    constexpr int64_t kMaxExperts = 4096;  // the caller refuses more
+    for_rows(a.num_tokens, 16 * a.num_experts, [&](int64_t token) {
+        float scores[kMaxExperts], keys[kMaxExperts];
+        int32_t* ids = a.topk_ids + token * a.top_k;
+        float* weights = a.topk_weights + token * a.top_k;
+        expert_scores(a.logits + token * a.num_experts, a.num_experts, a.softmax != 0, scores);
+        choose(a, scores, ids, keys);
+        float sum = 0.0f;
+        for (int64_t k = 0; k < a.top_k; ++k) sum += scores[ids[k]];
+        for (int64_t k = 0; k < a.top_k; ++k) {
+            const float score = scores[ids[k]];
+            weights[k] = (a.renormalize ? score / (sum + a.epsilon) : score) * a.scaling;
+        }
+    });
+}
+
+// Which (token, choice) pairs each expert serves, in order: pairs[offsets[e] .. offsets[e + 1]).
+// place[pair] is where the pair stands in that list; its activation lies in the same row.
+struct ExpertLists {
+    int64_t* offsets;  // [E + 1]
+    int32_t* pairs;    // [T K]
+    int32_t* place;    // [T K]
+    int32_t* active;   // experts that serve any pair, ascending
+    int64_t num_active;
+};
+
+inline void fill_lists(const MoeArgs& a, ExpertLists& lists) {
+    const int64_t pairs = a.num_tokens * a.top_k;
+    for (int64_t e = 0; e <= a.num_experts; ++e) lists.offsets[e] = 0;
+    for (int64_t p = 0; p < pairs; ++p) ++lists.offsets[a.topk_ids[p] + 1];
+    for (int64_t e = 0; e < a.num_experts; ++e) lists.offsets[e + 1] += lists.offsets[e];
+    for (int64_t p = 0; p < pairs; ++p) {
+        const int64_t at = lists.offsets[a.topk_ids[p]]++;
+        lists.pairs[at] = static_cast<int32_t>(p);
+        lists.place[p] = static_cast<int32_t>(at);
+    }
+    for (int64_t e = a.num_experts; e > 0; --e) lists.offsets[e] = lists.offsets[e - 1];
+    lists.offsets[0] = 0;
+    lists.num_active = 0;
+    for (int64_t e = 0; e < a.num_experts; ++e)
+        if (lists.offsets[e + 1] > lists.offsets[e])
+            lists.active[lists.num_active++] = static_cast<int32_t>(e);
+}
+
+constexpr int64_t kRowBlock = 96;                 // rows an expert task takes at once
+constexpr int64_t kActBlock = 32;                 // gate rows (and as many up rows) a task takes
+constexpr int64_t kPartBytes = int64_t{4} << 20;  // what one worker keeps of unsummed outputs
+
+template <class Dot>
+struct Experts {
+    using TX = typename Dot::TX;
+    using TW = typename Dot::TW;
+    const MoeArgs& a;
+    ExpertLists lists;
+    TX* act;         // [T K, I], in list order
+    TX* shared_act;  // [T, J]
+    float* parts;    // per worker [T K or T, block]
+    int64_t part_floats;
+    int64_t out_block;
+
+    // act[rows, i0 : i0 + m] = silu(gate) * up for n rows of x.
+    void activate(const TX* const* rows, int64_t n, const TW* gate_up, int64_t inner, int64_t i0,
+                  int64_t m, TX* out) const {
+        alignas(64) float gate[kRowBlock * kActBlock], up[kRowBlock * kActBlock];
+        const int64_t N = a.hidden;
+        Gemm<Dot>::block(rows, n, gate_up + i0 * N, N, m, N, gate, kActBlock);
+        Gemm<Dot>::block(rows, n, gate_up + (inner + i0) * N, N, m, N, up, kActBlock);
+        for (int64_t r = 0; r < n; ++r)
+            for_vectors(m, [&](int64_t i, int64_t lanes) {
+                const F g = load_some(gate + r * kActBlock + i, lanes);
+                const F u = load_some(up + r * kActBlock + i, lanes);
+                store_some(out + r * inner + i0 + i, silu(g) * u, lanes);
+            });
+    }
+
+    const TX* input(int64_t token) const { return static_cast<const TX*>(a.x) + token * a.hidden; }
+
+    void activate_routed(int64_t task) const {
+        const int64_t per_expert = blocks(a.intermediate, kActBlock);
+        const int64_t e = lists.active[task / per_expert], i0 = task % per_expert * kActBlock;
+        const int64_t m = smaller(kActBlock, a.intermediate - i0);
+        const TW* gate_up = static_cast<const TW*>(a.gate_up) + e * 2 * a.intermediate * a.hidden;
+        for (int64_t at = lists.offsets[e]; at < lists.offsets[e + 1]; at += kRowBlock) {
+            const int64_t n = smaller(kRowBlock, lists.offsets[e + 1] - at);
+            const TX* rows[kRowBlock];
+            for (int64_t r = 0; r < n; ++r) rows[r] = input(lists.pairs[at + r] / a.top_k);
+            activate(rows, n, gate_up, a.intermediate, i0, m, act + at * a.intermediate);
+        }
+    }
+
+    void activate_shared(int64_t task) const {
+        const int64_t inner = a.shared_intermediate, per_row_block = blocks(inner, kActBlock);
+        const int64_t t0 = task / per_row_block * kRowBlock;
+        const int64_t i0 = task % per_row_block * kActBlock;
+        const int64_t n = smaller(kRowBlock, a.num_tokens - t0);
+        const TX* rows[kRowBlock];
+        for (int64_t r = 0; r < n; ++r) rows[r] = input(t0 + r);
+        activate(rows, n, static_cast<const TW*>(a.shared_gate_up), inner, i0,
+                 smaller(kActBlock, inner - i0), shared_act + t0 * inner);
+    }
+
+    // c[rows of act, m] = act . down[n0 : n0 + m]
+    void project(const TX* in, int64_t n, int64_t inner, const TW* down, int64_t m,
+                 float* c) const {
+        for (int64_t r0 = 0; r0 < n; r0 += kRowBlock) {
+            const int64_t count = smaller(kRowBlock, n - r0);
+            const TX* rows[kRowBlock];
+            for (int64_t r = 0; r < count; ++r) rows[r] = in + (r0 + r) * inner;
+            Gemm<Dot>::block(rows, count, down, inner, m, inner, c + r0 * out_block, out_block);
+        }
+    }
+
+    // All down projections of columns [n0, n0 + m), then each token's sum in order of choice.
+    void combine(int64_t task, int worker) const {
+        const int64_t n0 = task * out_block, m = smaller(out_block, a.hidden - n0);
+        float* routed = parts + worker * part_floats;
+        float* shared = routed + a.num_tokens * a.top_k * out_block;
+        for (int64_t i = 0; i < lists.num_active; ++i) {
+            const int64_t e = lists.active[i];
+            const int64_t at = lists.offsets[e], n = lists.offsets[e + 1] - at;
+            const TW* down = static_cast<const TW*>(a.down) + (e * a.hidden + n0) * a.intermediate;
+            project(act + at * a.intermediate, n, a.intermediate, down, m, routed + at * out_block);
+        }
+        if (a.shared_down != nullptr)
+            project(shared_act, a.num_tokens, a.shared_intermediate,
+                    static_cast<const TW*>(a.shared_down) + n0 * a.shared_intermediate, m, shared);
+        for (int64_t token = 0; token < a.num_tokens; ++token)
+            sum_token(token, n0, m, routed, a.shared_down == nullptr ? nullptr : shared);
+    }
+
+    void sum_token(int64_t token, int64_t n0, int64_t m, const float* routed,
+                   const float* shared) const {
+        const int32_t* place = lists.place + token * a.top_k;
+        const float* weights = a.topk_weights + token * a.top_k;
+        TX* out = static_cast<TX*>(a.out) + token * a.hidden + n0;
+        for_vectors(m, [&](int64_t i, int64_t lanes) {
+            F sum = zero();
+            for (int64_t k = 0; k < a.top_k; ++k)
+                sum =
+                    fma(load_some(routed + place[k] * out_block + i, lanes), set1(weights[k]), sum);
+            if (shared != nullptr) {
+                F extra = load_some(shared + token * out_block + i, lanes);
+                if (!a.fp32_combine) {
+                    sum = rounded(sum);
+                    extra = rounded(extra);
+                }
+                sum = sum + extra;
+            }
+            store_some(out + i, sum, lanes);
+        });
+    }
+
+    static F rounded(F x) {
+        TX there[W];
+        store(there, x);
+        return load(there);
+    }
+};
+
+// Bytes rounded up so that each part of the scratch starts on a cache line.
+inline int64_t lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+template <class Dot>
+Status moe_experts_of(const MoeArgs& a) {
+    using TX = typename Dot::TX;
+    const int64_t pairs = a.num_tokens * a.top_k, size = sizeof(TX);
+    const int64_t shared_rows = a.shared_down == nullptr ? 0 : a.num_tokens;
+    const int64_t rows = pairs + shared_rows;
+    const int workers = num_workers();
+    int64_t out_block = kWeightBlock;
+    while (out_block > 16 && rows * out_block * 4 > kPartBytes) out_block /= 2;
+    const int64_t part = lines(rows * out_block * 4);
+    const int64_t bytes[] = {lines((a.num_experts + 1) * 8),
+                             lines(pairs * 4),
+                             lines(pairs * 4),
+                             lines(a.num_experts * 4),
+                             lines(pairs * a.intermediate * size),
+                             lines(shared_rows * a.shared_intermediate * size),
+                             part * workers};
+    int64_t total = 0;
+    for (int64_t b : bytes) total += b;
+    char* base = static_cast<char*>(call_scratch(static_cast<size_t>(total)));
+    if (base == nullptr) return kNoMemory;
+    char* at[7];
+    for (int i = 0; i < 7; ++i) {
+        at[i] = base;
+        base += bytes[i];
+    }
+    ExpertLists lists{reinterpret_cast<int64_t*>(at[0]), reinterpret_cast<int32_t*>(at[1]),
+                      reinterpret_cast<int32_t*>(at[2]), reinterpret_cast<int32_t*>(at[3]), 0};
+    fill_lists(a, lists);
+    const Experts<Dot> run{a,
+                           lists,
+                           reinterpret_cast<TX*>(at[4]),
+                           reinterpret_cast<TX*>(at[5]),
+                           reinterpret_cast<float*>(at[6]),
+                           part / 4,
+                           out_block};
+    const int64_t shared_tasks =
+        blocks(shared_rows, kRowBlock) * blocks(a.shared_intermediate, kActBlock);
+    const int64_t routed_tasks = lists.num_active * blocks(a.intermediate, kActBlock);
+    parallel(shared_tasks + routed_tasks, [&](int64_t task, int) {
+        if (task < shared_tasks)
+            run.activate_shared(task);
+        else
+            run.activate_routed(task - shared_tasks);
+    });
+    parallel(
+        blocks(a.hidden, out_block), [&](int64_t task, int worker) { run.combine(task, worker); },
+        workers);
+    return kOk;
+}
+
+Status moe_experts(const MoeArgs& a) {
+    Status status = kOk;
+    with_dot(a.x_dtype, a.weight_dtype,
+             [&](auto* dot) { status = moe_experts_of<pointee<decltype(dot)>>(a); });
+    return status;
+}

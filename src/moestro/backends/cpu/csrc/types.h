@@ -1,0 +1,127 @@
+// Element types, error codes and the argument structs shared by the C ABI and the kernels.
+#pragma once
+
+#include <cstdint>
+
+namespace moestro {
+
+struct bf16 {
+    uint16_t bits;
+};
+struct f16 {
+    uint16_t bits;
+};
+
+enum Dtype : int32_t { kF32 = 0, kBF16 = 1, kF16 = 2 };
+
+enum Status : int32_t { kOk = 0, kBadDtype = 1, kBadShape = 2, kOutOfRange = 3, kNoMemory = 4 };
+
+// Paged attention. Strides are in elements; the head dimension is contiguous.
+struct AttentionArgs {
+    const void* q;  // [T, H, D], contiguous
+    void* out;      // [T, H, D], contiguous
+    const void* k;  // [P, G, B, D]
+    const void* v;
+    const int32_t* query_start_loc;  // [S + 1]
+    const int32_t* seq_lens;         // [S]
+    const int32_t* page_table;       // [S, M]
+    int64_t k_page_stride, k_head_stride, k_slot_stride;
+    int64_t v_page_stride, v_head_stride, v_slot_stride;
+    int64_t page_table_stride, page_table_width;
+    int64_t num_tokens, num_seqs, num_heads, num_kv_heads, head_dim;
+    int64_t num_pages, page_size;
+    int32_t q_dtype, kv_dtype;
+    float scale;
+    int32_t reserved;
+};
+
+// Routed experts with an optional shared one. x and out: [T, N] of x_dtype.
+struct MoeArgs {
+    const void* x;
+    void* out;
+    const int32_t* topk_ids;     // [T, K]
+    const float* topk_weights;   // [T, K]
+    const void* gate_up;         // [E, 2 I, N]
+    const void* down;            // [E, N, I]
+    const void* shared_gate_up;  // [2 J, N] or null
+    const void* shared_down;     // [N, J] or null
+    int64_t num_tokens, hidden, intermediate, num_experts, top_k, shared_intermediate;
+    int32_t x_dtype, weight_dtype;
+    int32_t fp32_combine;
+    int32_t reserved;
+};
+
+struct LinearArgs {
+    const void* x;       // [T, K]
+    const void* weight;  // [M, K]
+    void* out;           // [T, M]
+    int64_t num_tokens, in_features, out_features;
+    int32_t x_dtype, weight_dtype, out_dtype;
+};
+
+struct NormArgs {
+    const void* x;
+    const void* residual;  // null: plain RMSNorm
+    const void* weight;
+    void* out;
+    void* summed;  // written when residual is given
+    int64_t rows, size;
+    float eps;
+    int32_t dtype, weight_dtype;
+};
+
+struct RopeArgs {
+    const void* qkv;  // [T, (H + 2 G) D]
+    const void* q_weight;
+    const void* k_weight;
+    const float* cos_sin;  // [T, D]
+    void* q;
+    void* k;
+    void* v;
+    int64_t num_tokens, num_heads, num_kv_heads, head_dim;
+    float eps;
+    int32_t dtype, weight_dtype;
+};
+
+struct StoreKvArgs {
+    const void* k;  // [T, G, D]; strides of token and head in elements
+    const void* v;
+    void* k_pages;
+    void* v_pages;
+    const int64_t* slots;  // [T]
+    int64_t k_token_stride, k_head_stride, v_token_stride, v_head_stride;
+    int64_t k_page_stride, k_page_head_stride, k_slot_stride;
+    int64_t v_page_stride, v_page_head_stride, v_slot_stride;
+    int64_t num_tokens, num_kv_heads, head_dim, page_size;
+    int32_t dtype, page_dtype;
+};
+
+struct GatingArgs {
+    const float* logits;  // [T, E]
+    const float* bias;    // [E] or null
+    int32_t* topk_ids;
+    float* topk_weights;
+    int64_t num_tokens, num_experts, top_k;
+    float epsilon, scaling;
+    int32_t softmax, renormalize;
+};
+
+// One ISA level's kernels. Arguments are validated before they get here.
+struct Kernels {
+    const char* name;
+    void (*rms_norm)(const NormArgs&);
+    void (*silu_and_mul)(const void* x, void* out, int64_t rows, int64_t size, int32_t dtype);
+    void (*qk_norm_rope)(const RopeArgs&);
+    void (*store_kv)(const StoreKvArgs&);
+    void (*linear)(const LinearArgs&);
+    void (*moe_gating_top_k)(const GatingArgs&);
+    Status (*moe_experts)(const MoeArgs&);
+    Status (*paged_attention)(const AttentionArgs&);
+};
+
+// What the kernels were compiled for; null where this build lacks the level.
+const Kernels* portable_kernels();
+const Kernels* avx2_kernels();
+const Kernels* avx512_kernels();
+
+}  // namespace moestro

@@ -1,0 +1,143 @@
+"""Choosing and running experts on the native library."""
+
+from ctypes import byref
+
+import torch
+
+from moestro import ops
+from moestro.backends.cpu.arguments import DTYPE_CODES, MoeArgs
+from moestro.backends.cpu.library import native
+from moestro.ops.registry import implements
+
+_LIB = native()
+_MAX_EXPERTS = 4096
+
+
+def _fits_gating(
+    router_logits: torch.Tensor,
+    expert_bias: torch.Tensor | None,
+    top_k: int,
+    scoring: str,
+    renormalize: bool,
+    epsilon: float,
+    scaling: float,
+) -> bool:
+    experts = router_logits.shape[-1]
+    return (
+        router_logits.dim() == 2
+        and router_logits.dtype == torch.float32
+        and 0 < top_k <= experts <= _MAX_EXPERTS
+        and scoring in ("sigmoid", "softmax")
+        and (expert_bias is None or expert_bias.shape == (experts,))
+    )
+
+
+@implements(ops.moe_gating_top_k, devices=("cpu",), when=_fits_gating, invariant=True)
+def moe_gating_top_k(
+    router_logits: torch.Tensor,
+    expert_bias: torch.Tensor | None,
+    top_k: int,
+    scoring: str,
+    renormalize: bool,
+    epsilon: float,
+    scaling: float,
+) -> ops.Routing:
+    logits = router_logits.contiguous()
+    bias = None if expert_bias is None else expert_bias.float().contiguous()
+    tokens, experts = logits.shape
+    topk_ids = torch.empty((tokens, top_k), dtype=torch.int32)
+    topk_weights = torch.empty((tokens, top_k), dtype=torch.float32)
+    status = _LIB.moe_gating_top_k(
+        logits.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        topk_ids.data_ptr(),
+        topk_weights.data_ptr(),
+        tokens,
+        experts,
+        top_k,
+        epsilon,
+        scaling,
+        scoring == "softmax",
+        renormalize,
+    )
+    if status:
+        _LIB.fail(status)
+    return ops.Routing(topk_ids, topk_weights)
+
+
+def _fits(
+    x: torch.Tensor, routing: ops.Routing, experts: ops.ExpertWeights, fp32_combine: bool
+) -> bool:
+    gate_up, down = experts.gate_up_proj, experts.down_proj
+    ids, weights = routing.topk_ids, routing.topk_weights
+    if x.dim() != 2 or gate_up.dim() != 3 or x.dtype not in DTYPE_CODES:
+        return False
+    hidden, inner = x.shape[1], gate_up.shape[1] // 2
+    return (
+        gate_up.dtype in DTYPE_CODES
+        and x.dtype in (gate_up.dtype, torch.float32)
+        and down.dtype == gate_up.dtype
+        and hidden > 0
+        and inner > 0
+        and gate_up.shape[1:] == (2 * inner, hidden)
+        and down.shape == (gate_up.shape[0], hidden, inner)
+        and ids.dtype == torch.int32
+        and weights.dtype == torch.float32
+        and ids.shape == weights.shape
+        and ids.dim() == 2
+        and ids.shape[0] == x.shape[0]
+        and ids.shape[1] > 0
+        and _fits_shared(experts, hidden)
+    )
+
+
+def _fits_shared(experts: ops.ExpertWeights, hidden: int) -> bool:
+    gate_up, down = experts.shared_gate_up_proj, experts.shared_down_proj
+    if gate_up is None or down is None:
+        return True
+    inner = gate_up.shape[0] // 2
+    return (
+        gate_up.dtype == down.dtype == experts.gate_up_proj.dtype
+        and gate_up.shape == (2 * inner, hidden)
+        and down.shape == (hidden, inner)
+        and inner > 0
+    )
+
+
+@implements(ops.moe_experts, devices=("cpu",), when=_fits, invariant=True)
+def moe_experts(
+    x: torch.Tensor, routing: ops.Routing, experts: ops.ExpertWeights, fp32_combine: bool
+) -> torch.Tensor:
+    x = x.contiguous()
+    ids, weights = routing.topk_ids.contiguous(), routing.topk_weights.contiguous()
+    gate_up, down = experts.gate_up_proj.contiguous(), experts.down_proj.contiguous()
+    shared_gate_up = shared_down = None
+    if experts.shared_gate_up_proj is not None and experts.shared_down_proj is not None:
+        shared_gate_up = experts.shared_gate_up_proj.contiguous()
+        shared_down = experts.shared_down_proj.contiguous()
+    out = torch.empty_like(x)
+    tokens, hidden = x.shape
+    arguments = MoeArgs(
+        x.data_ptr(),
+        out.data_ptr(),
+        ids.data_ptr(),
+        weights.data_ptr(),
+        gate_up.data_ptr(),
+        down.data_ptr(),
+        None if shared_gate_up is None else shared_gate_up.data_ptr(),
+        None if shared_down is None else shared_down.data_ptr(),
+        tokens,
+        hidden,
+        down.shape[2],
+        gate_up.shape[0],
+        ids.shape[1],
+        0 if shared_down is None else shared_down.shape[1],
+        DTYPE_CODES[x.dtype],
+        DTYPE_CODES[gate_up.dtype],
+        fp32_combine,
+        0,
+    )
+    status = _LIB.moe_experts(byref(arguments))
+    if status:
+        _LIB.fail(status)
+    return out
