@@ -20,8 +20,8 @@ _MARGIN = np.float32(1e-3)
 """Far above the fp32 error of an estimated score that can win (below 100 in size)."""
 _GROUP = 64
 """Tokens a group when looking for the largest logits."""
-_WIDTHS = (2.0, 5.0, 10.0, -noise.MIN_EXPONENT)
-"""How far below the best logit, in units of the temperature, top_p looks for its prefix."""
+_BUCKETS = 128.0
+"""top_p's histogram: buckets per unit of y."""
 
 
 @implements(sampling.sample_tokens, devices=("cpu",), invariant=True)
@@ -46,10 +46,9 @@ def sample_tokens(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Ten
         elif temperature != 0.0:
             key = noise.noise_key(seed, index, position)
             with np.errstate(over="ignore"):  # tiny temperatures: y becomes -inf, as it should
-                if 0 < top_k < len(row) or top_p < 1.0 or min_p > 0.0:
-                    ids = _candidates(row, temperature, top_k, top_p, min_p)
-                else:
-                    ids = _contenders(row, temperature, key)
+                ids = _candidates(row, temperature, top_k, top_p, min_p)
+                if ids is None or len(ids) > _BLOCK:
+                    ids = _contenders(row, ids, temperature, key)
                 score = _scaled(row[ids], row[best], temperature) + _gumbel(ids, key)
                 best = int(ids[score == score.max()].min())
         out[i] = best
@@ -99,34 +98,44 @@ def _scaled(x: np.ndarray, largest: np.float32, temperature: float) -> np.ndarra
     return y
 
 
-def _contenders(row: np.ndarray, temperature: float, key: int) -> np.ndarray:
-    """Ids that can win when every token may: a superset of a few, by an estimate from above.
+def _contenders(
+    row: np.ndarray, ids: np.ndarray | None, temperature: float, key: int
+) -> np.ndarray:
+    """Those of ids (None: all) that can win: a few, found by an estimate from above.
 
     -log(-log u) <= -log(1 - u) for every u, so y - log(1 - u) in fp32, plus the margin, is never
     below the score. The best estimate's own score is a bar that the rest must reach.
     """
     largest = row.max()
     inverse = np.float32(1.0 / max(temperature, 1e-30))
-    estimate = np.empty(len(row), np.float32)
-    for begin in range(0, len(row), _BLOCK):
-        part = row[begin : begin + _BLOCK]
-        estimate[begin : begin + _BLOCK] = (part - largest) * inverse - _log_gap(
-            _hash(_STEPS[: len(part)], key + begin * noise.GOLDEN)
-        )
-    first = estimate.argmax()
-    at_first = np.array([first])
-    bar = _scaled(row[at_first], largest, temperature) + _gumbel(at_first, key)
-    return np.flatnonzero(estimate >= np.float32(bar[0]) - _MARGIN)
+    estimate = np.empty(len(row) if ids is None else len(ids), np.float32)
+    for begin in range(0, len(estimate), _BLOCK):
+        block = slice(begin, min(begin + _BLOCK, len(estimate)))
+        if ids is None:
+            bits = _hash(_STEPS[: block.stop - begin], key + begin * noise.GOLDEN)
+            x = row[block]
+        else:
+            bits = _hash(_steps(ids[block]), key)
+            x = row[ids[block]]
+        estimate[block] = (x - largest) * inverse - _log_gap(bits)
+    first = np.array([estimate.argmax()])
+    if ids is not None:
+        first = ids[first]
+    bar = _scaled(row[first], largest, temperature) + _gumbel(first, key)
+    reached = np.flatnonzero(estimate >= bar[0].astype(np.float32) - _MARGIN)
+    return reached if ids is None else ids[reached]
 
 
 def _candidates(
     row: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float
-) -> np.ndarray:
-    """Ids that top_k, top_p and min_p leave."""
+) -> np.ndarray | None:
+    """Ids that top_k, top_p and min_p leave; None when they are all off."""
     ids = None
     if 0 < top_k < len(row):
         ids = _first_of_order(row, top_k)
         ids = ids[row[ids] > -np.inf]
+    if min_p == 0.0 and top_p == 1.0:
+        return ids
     y = _scaled(row if ids is None else row[ids], row.max(), temperature)
     floor = noise.log_number(min_p) if min_p > 0.0 else -np.inf
     if top_p < 1.0:
@@ -134,27 +143,32 @@ def _candidates(
     if floor > -np.inf:
         kept = np.flatnonzero(y >= floor)
         ids, y = kept if ids is None else ids[kept], y[kept]
-    assert ids is not None  # one of the three is on
-    return ids if top_p == 1.0 else _prefix(row, ids, y, top_p)
+    return ids if top_p == 1.0 or ids is None else _prefix(row, ids, y, top_p)
 
 
 def _prefix(row: np.ndarray, ids: np.ndarray, y: np.ndarray, top_p: float) -> np.ndarray:
     """The first of ids in order that hold top_p of their mass. Equal logits stand by rising id.
 
-    Sorts no more than the neighbourhood of the best logit in which the prefix must lie.
+    A histogram over y finds the narrow range in which the prefix ends; only that is sorted. Its
+    sums are exact: halves of a mass stay below 2^23, their float64 totals below 2^53.
     """
     mass = np.empty(len(y), np.int64)
     for begin in range(0, len(y), _BLOCK):
         mass[begin : begin + _BLOCK] = noise.scaled_exp(y[begin : begin + _BLOCK])
-    need = noise.needed_mass(top_p, int(mass.sum()))
-    for width in _WIDTHS:
-        near = np.flatnonzero(y >= -width)
-        if mass[near].sum() >= need:
-            break
-    ids, mass = ids[near], mass[near]
-    order = np.argsort(-row[ids], kind="stable")
-    mass = mass[order]
-    return ids[order[: np.count_nonzero(mass.cumsum() - mass < need)]]
+    half = noise.MASS_BITS // 2
+    bucket = (y * -_BUCKETS).astype(np.int64)  # 0 holds the best
+    held = np.bincount(bucket, mass >> half).astype(np.int64) << half
+    held += np.bincount(bucket, mass & ((1 << half) - 1)).astype(np.int64)
+    held = held.cumsum()
+    need = noise.needed_mass(top_p, int(held[-1]))
+    last = int(np.searchsorted(held, need))
+    if last:
+        need -= int(held[last - 1])
+    inside = np.flatnonzero(bucket == last)
+    inside = inside[np.argsort(-row[ids[inside]], kind="stable")]
+    before = mass[inside].cumsum() - mass[inside]
+    kept = inside[: np.count_nonzero(before < need)]
+    return np.concatenate((ids[np.flatnonzero(bucket < last)], ids[kept]))
 
 
 def _first_of_order(row: np.ndarray, count: int) -> np.ndarray:
@@ -178,7 +192,7 @@ def _first_of_order(row: np.ndarray, count: int) -> np.ndarray:
 
 def _gumbel(ids: np.ndarray, key: int) -> np.ndarray:
     """noise.gumbel_noise on an array of int64 ids."""
-    bits = _hash((ids.astype(np.uint64) + np.uint64(1)) * np.uint64(noise.GOLDEN), key)
+    bits = _hash(_steps(ids), key)
     uniform = np.maximum((bits >> np.uint64(11)).astype(np.float64), 0.5) * 2.0**-53
     return -_log(-_log(uniform))
 
@@ -186,6 +200,10 @@ def _gumbel(ids: np.ndarray, key: int) -> np.ndarray:
 def _log(x: np.ndarray) -> np.ndarray:
     mantissa, exponent = np.frexp(x)
     return noise.log_of_parts(mantissa, exponent.astype(np.float64))
+
+
+def _steps(ids: np.ndarray) -> np.ndarray:
+    return (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(noise.GOLDEN)
 
 
 def _hash(steps: np.ndarray, key: int) -> np.ndarray:
