@@ -18,6 +18,8 @@ def read_qwen3_moe(config: ConfigReader) -> ModelSpec:
     num_experts = config.integer(config.alias("num_experts", "num_local_experts"), low=0)
     moe_layers = _read_moe_layers(config, common.num_hidden_layers, num_experts)
     uses_dense = not all(moe_layers)
+    for key in ("num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"):
+        config.has(key)  # known, even when every layer is dense and none is used
     return ModelSpec(
         model_type="qwen3_moe",
         intermediate_size=config.integer("intermediate_size", None if uses_dense else 0, low=0),
