@@ -32,7 +32,8 @@ class EnvVar(Generic[T]):
         """The value now. Raises ConfigError naming the variable, its value and the choices."""
         text = os.environ.get(self.name, "").strip()
         if not text:
-            return self.default
+            # through parse as well, so that ~ is expanded
+            return self.default if self.default is None else self.parse(str(self.default))
         try:
             return self.parse(text)
         except ValueError:

@@ -52,7 +52,7 @@ def checked(name: str, entry: tuple[Field[Any], Knob], value: object) -> object:
         return default
     try:
         parsed = option.kind.parse(value)
-    except (ValueError, TypeError, OverflowError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         shown = repr(value)
         shown = shown if len(shown) <= 200 else shown[:200] + "..."
         raise ConfigError(f"{name} must be {option.kind.expects}, got {shown}.") from None

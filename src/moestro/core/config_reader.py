@@ -94,11 +94,13 @@ class ConfigReader:
 
     def require(self, key: str, wanted: object, why: str) -> None:
         """Accept the key only when absent or `wanted`; raises UnsupportedError by name."""
-        if self.has(key) and (
-            self._config[key] != wanted or type(self._config[key]) is not type(wanted)
+        value = self.value(key)
+        # True == 1 in Python, but not in JSON
+        if value is not None and (
+            value != wanted or isinstance(value, bool) is not isinstance(wanted, bool)
         ):
             raise UnsupportedError(
-                f"{self.where}: {key}={self._config[key]!r} is not supported ({why}); "
+                f"{self.where}: {key}={value!r} is not supported ({why}); "
                 f"only {wanted!r} is."
             )
 

@@ -6,22 +6,12 @@ rope_scaling {rope_type or type, ...}. A checkpoint may carry both: they must ag
 
 import logging
 import math
-from typing import Any
 
 from moestro.core.config_reader import ConfigReader
 from moestro.core.model_spec import RopeSpec
 from moestro.errors import CheckpointError, UnsupportedError
 
 logger = logging.getLogger(__name__)
-
-_YARN_KEYS = (
-    "factor",
-    "original_max_position_embeddings",
-    "beta_fast",
-    "beta_slow",
-    "attention_factor",
-    "truncate",
-)
 
 
 def read_rope(config: ConfigReader, max_position_embeddings: int) -> RopeSpec:
@@ -31,72 +21,56 @@ def read_rope(config: ConfigReader, max_position_embeddings: int) -> RopeSpec:
     Raises CheckpointError and UnsupportedError.
     """
     config.require("partial_rotary_factor", 1.0, "the whole head is rotated")
-    newer = config.mapping("rope_parameters")
-    older = config.mapping("rope_scaling")
-    outer_length = _outer_length(config)
-    specs = [
-        _read_one(table, name, config, max_position_embeddings, outer_length)
-        for name, table in (("rope_parameters", newer), ("rope_scaling", older))
-        if table is not None
+    tables = [
+        ConfigReader(table, f"{config.where}: {name}")
+        for name in ("rope_parameters", "rope_scaling")
+        if (table := config.mapping(name)) is not None
     ]
-    if not specs:
-        return RopeSpec(theta=_theta(config, None))
+    theta = _theta([*tables, config])
+    outer = "original_max_position_embeddings"
+    outer_length = config.integer(outer) if config.has(outer) else None
+    specs = [_read_one(t, theta, max_position_embeddings, outer_length) for t in tables]
     if len(specs) == 2 and specs[0] != specs[1]:
         raise CheckpointError(
-            f"{config.where}: rope_parameters={newer!r} and rope_scaling={older!r} contradict "
-            "each other. Keep the one the model was trained with."
+            f"{config.where}: rope_parameters={config.value('rope_parameters')!r} and "
+            f"rope_scaling={config.value('rope_scaling')!r} contradict each other. Keep the one "
+            "the model was trained with."
         )
-    return specs[0]
+    return specs[0] if specs else RopeSpec(theta=theta)
 
 
-def _outer_length(config: ConfigReader) -> int | None:
-    key = "original_max_position_embeddings"
-    return config.integer(key) if config.has(key) else None
+def _theta(places: list[ConfigReader]) -> float:
+    """The one rope_theta of all places that may hold it; the last place is the config itself."""
+    key = "rope_theta"
+    found = [(place, place.number(key, low=1.0)) for place in places if place.has(key)]
+    if not found:
+        raise CheckpointError(
+            f"{places[-1].where} has no rope_theta, neither in rope_parameters nor beside "
+            "rope_scaling. Add the value the model was trained with."
+        )
+    first, theta = found[0]
+    for place, value in found[1:]:
+        if value != theta:
+            raise place.wrong(key, f"contradicts {theta!r} in {first.where}: keep the right one")
+    return theta
 
 
 def _read_one(
-    table: dict[str, Any],
-    name: str,
-    config: ConfigReader,
-    max_position_embeddings: int,
-    outer_length: int | None,
+    table: ConfigReader, theta: float, max_position_embeddings: int, outer_length: int | None
 ) -> RopeSpec:
-    reader = ConfigReader(table, f"{config.where}: {name}")
-    kind = reader.text(reader.alias("rope_type", "type"), "default")
-    theta = _theta(config, reader)
-    reader.require("partial_rotary_factor", 1.0, "the whole head is rotated")
+    kind = table.text(table.alias("rope_type", "type"), "default")
+    table.require("partial_rotary_factor", 1.0, "the whole head is rotated")
     if kind == "yarn":
-        spec = _read_yarn(reader, theta, max_position_embeddings, outer_length)
+        spec = _read_yarn(table, theta, max_position_embeddings, outer_length)
     elif kind == "default":
-        reader.require("factor", 1.0, "rope_type default does not scale")
+        table.require("factor", 1.0, "rope_type default does not scale")
         spec = RopeSpec(theta=theta)
     else:
         raise UnsupportedError(
-            f"{reader.where}: rope_type={kind!r} is not supported; default and yarn are."
+            f"{table.where}: rope_type={kind!r} is not supported; default and yarn are."
         )
-    reader.refuse_unknown(())
+    table.refuse_unknown(())
     return spec
-
-
-def _theta(config: ConfigReader, table: ConfigReader | None) -> float:
-    inner = table is not None and table.has("rope_theta")
-    outer = config.has("rope_theta")
-    if not inner and not outer:
-        raise CheckpointError(
-            f"{config.where} has no rope_theta, neither in rope_parameters nor beside "
-            "rope_scaling. Add the value the model was trained with."
-        )
-    values = []
-    if inner and table is not None:
-        values.append(table.number("rope_theta", low=1.0))
-    if outer:
-        values.append(config.number("rope_theta", low=1.0))
-    if values[0] != values[-1]:
-        raise CheckpointError(
-            f"{config.where}: rope_theta={values[-1]!r} contradicts the rope_theta={values[0]!r} "
-            "of rope_parameters. Keep the one the model was trained with."
-        )
-    return values[0]
 
 
 def _read_yarn(

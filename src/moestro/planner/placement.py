@@ -245,11 +245,11 @@ class _Placement:
 
     def _what_fits(self, num_pages: int) -> str:
         """What all the memory that is left would hold."""
-        tokens = num_pages * self.config.page_size
-        bound = min(tokens, self.spec.max_position_embeddings)
-        sequences = max(1, tokens // max(1, min(bound, self.wanted_len)))
+        longest = min(num_pages * self.config.page_size, self.spec.max_position_embeddings)
+        usual = min(longest, self.wanted_len)
+        sequences = min(self.config.max_num_seqs, num_pages // self._pages(usual))
         return (
             f"What fits: kv_cache_memory_bytes up to {num_pages * self.page_bytes} "
-            f"({gigabytes(num_pages * self.page_bytes)}), that is one sequence of {bound} tokens "
-            f"(max_model_len), or {sequences} of {min(bound, self.wanted_len)}."
+            f"({gigabytes(num_pages * self.page_bytes)}), that holds max_model_len up to "
+            f"{longest}, or {sequences} sequences of {usual} tokens at once."
         )

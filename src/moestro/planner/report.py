@@ -27,7 +27,7 @@ def fit_lines(report: FitReport) -> list[str]:
     """plan_lines, then whether it fits and what all the memory would hold."""
     lines = plan_lines(report.plan)
     if report.shortage is not None:
-        return [*lines, f"does not fit: {report.shortage}"]
+        return [*lines, report.shortage]
     return [
         *lines,
         f"fits: {gigabytes(report.available_bytes)} may be used; with all of it as KV memory the "
