@@ -108,10 +108,11 @@ def _kernels() -> Finding:
     from moestro.cli.machine import kernel_facts
 
     facts = kernel_facts()
-    if not facts["library_loaded"]:
-        text = f"the reference bodies serve, slowly: {facts['why']}"
-        return Finding("kernels", WARNING, text, facts)
-    text = f"{facts['identity']}; levels here: {', '.join(facts['levels'])}"
+    levels = ", ".join(facts["available_isas"]) or "none"
+    if facts["isa"] == "reference":
+        text = f"{facts['identity']}: the slow reference bodies serve ({facts['reason']}); "
+        return Finding("kernels", WARNING, f"{text}levels here: {levels}", facts)
+    text = f"{facts['identity']}; levels here: {levels}"
     return Finding("kernels", OK, text, facts)
 
 

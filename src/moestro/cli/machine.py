@@ -37,7 +37,7 @@ def version_facts() -> dict[str, str]:
         "moestro": __version__,
         "python": platform.python_version(),
         **libraries,
-        "kernels": kernel_identity(),
+        "kernels": str(kernel_facts()["identity"]),
     }
 
 
@@ -56,10 +56,17 @@ def _affinity() -> int:
 
 
 def kernel_facts() -> dict[str, Any]:
-    """Whether the kernel library loads, its levels on this machine, and the identity string."""
-    return {"library_loaded": False, "why": "not built", "levels": [], "identity": "reference"}
+    """What serves the CPU's ops: identity (names every bit they give), levels, and why.
 
+    Raises ConfigError when MOESTRO_CPU_ISA asks for a level that is not there.
+    """
+    from moestro.backends.cpu import library
 
-def kernel_identity() -> str:
-    """The string that stands for every bit the kernels give."""
-    return str(kernel_facts()["identity"])
+    state = library.status()
+    return {
+        "identity": library.identity(),
+        "isa": state.isa,
+        "available_isas": list(state.available_isas),
+        "library": None if state.path is None else str(state.path),
+        "reason": state.reason,
+    }

@@ -57,4 +57,5 @@ def served_ops() -> list[dict[str, Any]]:
 
 def _label(body: dict[str, Any]) -> str:
     marks = ("?" if body["conditional"] else "") + ("" if body["invariant"] else "~")
-    return f"{body['device']}:{body['body']}{marks}"
+    name = body["body"]
+    return f"{name if '.' in name else body['device'] + ' ' + name}{marks}"
