@@ -97,8 +97,8 @@ class InputProcessor:
         text, token_ids = _split_prompt(prompt)
         self._check_params(params)
         if token_ids is None:
-            assert text is not None
-            token_ids = self._tokenize(text, add_special_tokens)
+            # An empty text is refused even where a bos would make it one token.
+            token_ids = self._tokenize(text, add_special_tokens) if text else []
         self._check_prompt(token_ids)
         seed = derive_seed(self._engine_seed, number) if params.seed is None else params.seed
         eos = frozenset() if params.ignore_eos else self._eos_token_ids
@@ -135,7 +135,9 @@ class InputProcessor:
 
     def _check_prompt(self, token_ids: Sequence[int]) -> None:
         if not token_ids:
-            raise RequestError("The prompt is empty: send at least one token.", "prompt")
+            raise RequestError(
+                "The prompt is empty: send some text or at least one token id.", "prompt"
+            )
         self._check_length(len(token_ids))
         vocab_size = self.limits.vocab_size
         low, high = min(token_ids), max(token_ids)
