@@ -387,3 +387,9 @@ def test_any_value_of_any_key_is_read_or_refused(base: str, data: st.DataObject)
     assert len(spec.moe_layers) == spec.num_hidden_layers
     assert spec.num_attention_heads % spec.num_key_value_heads == 0
     assert spec.num_parameters >= spec.num_active_parameters > 0
+
+
+def test_qwen_with_every_layer_named_dense() -> None:
+    spec = parse_model_config(qwen(mlp_only_layers=list(range(48))))
+    assert spec.moe is None
+    assert not any(spec.moe_layers)

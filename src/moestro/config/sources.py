@@ -59,6 +59,18 @@ def _check_foreign(name: str, value: object, where: str) -> None:
     )
 
 
+# PyYAML lets errors of its constructors through for explicit tags with nonsense behind them.
+_YAML_ERRORS = (
+    yaml.YAMLError,
+    RecursionError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The options of a YAML file; dashes in keys become underscores. Raises ConfigError."""
     try:
@@ -68,7 +80,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"Can't read the configuration file {path}: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"The configuration file {path} is not UTF-8: {error.reason}.") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except _YAML_ERRORS as error:
         raise ConfigError(f"The configuration file {path} is not valid YAML: {error}") from None
     if loaded is None:
         return {}
