@@ -1,0 +1,104 @@
+"""Finding, checking and loading the library, and what happens without one."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.backends.cpu.levels import LEVELS
+
+from moestro.backends import load_backend
+from moestro.backends.cpu import library
+from moestro.errors import ConfigError, UnsupportedError
+
+needs_library = pytest.mark.skipif(not LEVELS, reason="no kernel library was built here")
+
+SHOW = (
+    "import torch, moestro.backends.cpu as cpu\n"
+    "from moestro import ops\n"
+    "ops.rms_norm(torch.ones(2, 4), torch.ones(4), 1e-6)\n"
+    "print(cpu.library.identity(), *(b.name for b in ops.rms_norm.bodies['cpu']))"
+)
+
+
+def _python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@needs_library
+@pytest.mark.parametrize("isa", [*LEVELS, "auto"])
+def test_a_level_can_be_forced(isa: str) -> None:
+    out = _python(SHOW, MOESTRO_CPU_ISA=isa)
+    level = LEVELS[0] if isa == "auto" else isa
+    assert out.stdout.split() == [f"cpu-{level}-v{library.NUMERICS_VERSION}", "cpu.norm.rms_norm"]
+    assert out.stderr == ""
+
+
+def test_reference_can_be_forced_without_a_warning() -> None:
+    out = _python(SHOW, MOESTRO_CPU_ISA="reference")
+    assert out.stdout.split()[1:] == ["reference"]
+    assert out.stderr == ""
+
+
+def test_without_a_library_the_reference_serves_and_one_line_says_so(tmp_path: Path) -> None:
+    package = Path(library.__file__).parents[2]
+    ignore = shutil.ignore_patterns("*.so", "csrc", "bundled", "__pycache__")
+    shutil.copytree(package, tmp_path / "moestro", ignore=ignore)
+    code = f"import moestro; moestro.__path__[:] = [{str(tmp_path / 'moestro')!r}]\n" + SHOW
+    out = _python(code, MOESTRO_CPU_ISA="auto")
+    assert out.stdout.split()[1:] == ["reference"], out.stderr
+    lines = out.stderr.strip().splitlines()
+    assert len(lines) == 1
+    assert "no C++ compiler" in lines[0]
+
+
+def test_a_level_that_is_not_there_is_an_error_that_names_what_is(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"MOESTRO_CPU_ISA=avx512.*it has: reference"):
+        library.open_library(None, "avx512")
+
+
+@pytest.mark.parametrize("content", [b"", b"not a library"])
+def test_a_broken_library_is_reported_and_not_used(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / library.FILE_NAME).write_bytes(content)
+    found = library.find_library([str(tmp_path)])
+    assert found == tmp_path / library.FILE_NAME
+    loaded, status = library.open_library(found, "auto")
+    assert loaded is None
+    assert status.isa == "reference"
+    assert str(found) in status.reason
+
+
+@needs_library
+def test_a_library_of_another_abi_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "ABI_VERSION", library.ABI_VERSION + 1)
+    loaded, status = library.open_library(library.native().path, "auto")
+    assert loaded is None
+    assert "ABI is version" in status.reason
+
+
+def test_find_library_takes_the_first_folder_that_has_one(tmp_path: Path) -> None:
+    assert library.find_library([str(tmp_path)]) is None
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / library.FILE_NAME).touch()
+    found = library.find_library([str(tmp_path / "a"), str(tmp_path / "b")])
+    assert found == tmp_path / "b" / library.FILE_NAME
+
+
+def test_load_backend_gives_the_cpu_and_refuses_the_rest() -> None:
+    device = load_backend("cpu")
+    assert device.name == "cpu"
+    assert device.identity == library.identity()
+    assert device.hardware().isa == library.status().isa
+    with pytest.raises(ValueError, match="at least 1"):
+        device.set_num_threads(0)
+    with pytest.raises(UnsupportedError, match="tpu"):
+        load_backend("tpu")

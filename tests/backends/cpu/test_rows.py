@@ -1,0 +1,100 @@
+"""Norms, activation and rotary embedding: against the reference in float64, and row by row."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.backends.cpu.levels import (
+    DTYPES,
+    LEVELS,
+    assert_close,
+    at_level,
+    draw,
+    same_bits,
+    single_threaded,
+)
+
+from moestro import ops
+
+SIZES = (1, 7, 16, 33, 1000)
+
+
+@pytest.fixture(params=LEVELS, autouse=True)
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    yield from at_level(request)
+
+
+def _norm64(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    x = x.double()
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_rms_norm_is_right(dtype: torch.dtype, size: int) -> None:
+    x, weight = draw(3, 2, size, dtype=dtype), draw(size, dtype=dtype)
+    assert_close(ops.rms_norm(x, weight, 1e-6), _norm64(x, weight, 1e-6))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_add_rms_norm_reads_the_rounded_sum(dtype: torch.dtype) -> None:
+    x, residual, weight = draw(5, 130, dtype=dtype), draw(5, 130, dtype=dtype), draw(130)
+    normed, summed = ops.add_rms_norm(x, residual, weight, 1e-5)
+    assert same_bits(summed, x + residual)
+    assert same_bits(normed, ops.rms_norm(summed, weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_silu_and_mul_is_right(dtype: torch.dtype, size: int) -> None:
+    x = draw(4, 2 * size, dtype=dtype, scale=20.0)
+    gate, up = x.double().chunk(2, dim=-1)
+    assert_close(ops.silu_and_mul(x), gate * torch.sigmoid(gate) * up)
+
+
+def test_silu_keeps_the_extremes() -> None:
+    gate = torch.tensor([-1e30, -88.8, -0.0, 0.0, 88.8, 1e30, float("nan")])
+    out = ops.silu_and_mul(torch.cat((gate, torch.ones(7)))[None])[0]
+    assert out[6].isnan()
+    assert out[:6].tolist() == pytest.approx([0, 0, 0, 0, 88.8, 1e30], rel=1e-6, abs=1e-30)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (3, 1, 6), (16, 1, 128)])
+def test_qk_norm_rope_is_right(dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> None:
+    qkv = draw(5, (heads + 2 * kv_heads) * dim, dtype=dtype)
+    q_weight, k_weight, angles = draw(dim, dtype=dtype), draw(dim, dtype=dtype), draw(5, dim // 2)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    ours = ops.qk_norm_rope(qkv, q_weight, k_weight, cos_sin, 1e-6, heads, kv_heads)
+    q, k, v = qkv.view(5, -1, dim).split((heads, kv_heads, kv_heads), dim=1)
+    cos, sin = cos_sin.double()[:, None].chunk(2, dim=-1)
+    for out, x, weight in ((ours[0], q, q_weight), (ours[1], k, k_weight)):
+        low, high = _norm64(x, weight, 1e-6).chunk(2, dim=-1)
+        assert_close(out, torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1), 2)
+    assert same_bits(ours[2], v)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype) -> None:
+    x, weight = draw(37, 258, dtype=dtype), draw(258, dtype=dtype)
+    x[20] = float("nan")  # a bad neighbour
+    normed, active = ops.rms_norm(x, weight, 1e-6), ops.silu_and_mul(x)
+    assert same_bits(normed, single_threaded(lambda: ops.rms_norm(x, weight, 1e-6)))
+    for i in (0, 19, 36):
+        assert same_bits(normed[i], ops.rms_norm(x[i], weight, 1e-6))
+        assert same_bits(active[i : i + 1], ops.silu_and_mul(x[i : i + 1]))
+    cos_sin = draw(37, 86)
+    heads = ops.qk_norm_rope(x, weight[:86], weight[:86], cos_sin, 1e-6, 1, 1)
+    alone = ops.qk_norm_rope(x[7:8], weight[:86], weight[:86], cos_sin[7:8], 1e-6, 1, 1)
+    assert all(same_bits(a[7:8], b) for a, b in zip(heads, alone, strict=True))
+
+
+def test_no_row_and_strided_rows() -> None:
+    assert ops.rms_norm(torch.empty(0, 8), torch.ones(8), 1e-6).shape == (0, 8)
+    assert ops.silu_and_mul(torch.empty(0, 8)).shape == (0, 4)
+    wide = draw(4, 64)
+    narrow = wide[:, ::2]
+    assert same_bits(
+        ops.rms_norm(narrow, torch.ones(32), 1e-6),
+        ops.rms_norm(narrow.contiguous(), torch.ones(32), 1e-6),
+    )
