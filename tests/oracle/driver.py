@@ -10,9 +10,12 @@ from torch import nn
 
 import moestro.backends.cpu  # noqa: F401 -- registers the bodies
 from moestro import ops
+from moestro.core.model_config import load_model_spec
 from moestro.core.model_spec import ModelSpec
 from moestro.models.causal_lm import CausalLM
 from moestro.models.registry import build_model
+from moestro.weights.loader import load_weights
+from moestro.weights.source import resolve_model
 
 _FUSED = {
     "qkv_proj.weight": ("q_proj.weight", "k_proj.weight", "v_proj.weight"),
@@ -25,6 +28,14 @@ def drawn_model(spec: ModelSpec, seed: int, dtype: torch.dtype) -> CausalLM:
     model = build_model(spec, dtype)
     for name, parameter in model.named_parameters():
         parameter.copy_(torch.from_numpy(_draw(name, parameter, spec, seed)))
+    return model
+
+
+def tiny_hy3(dtype: torch.dtype = torch.float32) -> CausalLM:
+    """The model that ships, loaded."""
+    folder = resolve_model("tiny-hy3")
+    model = build_model(load_model_spec(folder), dtype)
+    load_weights(model, folder)
     return model
 
 

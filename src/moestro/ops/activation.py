@@ -1,15 +1,25 @@
 """SwiGLU's element-wise half."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
 from moestro.ops.registry import op
-from moestro.ops.testing import Case
+from moestro.ops.testing import FLOAT_DTYPES, Arguments, Case, normal
 
 
 def _cases() -> Iterator[Case]:
-    yield from ()
+    for dtype in FLOAT_DTYPES:
+        for shape in ((0, 8), (1, 2), (1, 64), (3, 66), (5, 254), (2, 3, 8), (2, 4098)):
+            yield Case(f"{list(shape)}", dtype, partial(_draw, shape, dtype, 3.0))
+        yield Case("saturated", dtype, partial(_draw, (3, 64), dtype, 60.0))
+
+
+def _draw(
+    shape: tuple[int, ...], dtype: torch.dtype, scale: float, generator: torch.Generator
+) -> Arguments:
+    return {"x": normal(generator, *shape, dtype=dtype, scale=scale)}
 
 
 @op(cases=_cases)

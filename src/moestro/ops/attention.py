@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from moestro.ops.kv_pages import KVPages
 from moestro.ops.registry import op
-from moestro.ops.testing import Case
+from moestro.ops.testing import FLOAT_DTYPES, Arguments, Case, normal
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,79 @@ class AttentionMetadata:
     max_seq_len: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A case's shapes. sequences: (tokens already in pages, query tokens) each."""
+
+    sequences: tuple[tuple[int, int], ...]
+    page_size: int = 16
+    heads: tuple[int, int, int] = (4, 2, 16)
+    """H, G, D"""
+    sharpness: float = 1.0
+    """scale of the queries"""
+
+
+_BATCHES = {
+    "no sequence": _Batch(()),
+    "no token": _Batch(((5, 0), (3, 0))),
+    "first token": _Batch(((0, 1),), page_size=1),
+    "decode": _Batch(((1, 1), (14, 1), (15, 1), (16, 1), (100, 1))),
+    "decode, 16 heads to one": _Batch(((7, 1), (129, 1)), 64, (16, 1, 64)),
+    "prefill": _Batch(((0, 1), (0, 7), (0, 33)), 7, (6, 2, 24)),
+    "prefill, one head to one": _Batch(((0, 20), (0, 16)), 16, (3, 3, 8)),
+    "later chunks": _Batch(((63, 5), (64, 17), (1, 40)), 64, (8, 1, 128)),
+    "mixed": _Batch(((20, 1), (0, 17), (63, 5), (9, 0), (64, 1), (0, 64)), 64, (4, 4, 40)),
+    "pages of one token": _Batch(((3, 1), (0, 9), (30, 4)), 1, (5, 5, 32)),
+    "long": _Batch(((900, 1), (600, 3), (0, 300)), 64, (4, 1, 32)),
+    "sharp": _Batch(((90, 1), (40, 8)), sharpness=6.0),
+}
+
+
 def _cases() -> Iterator[Case]:
-    yield from ()
+    for dtype in FLOAT_DTYPES:
+        for name, batch in _BATCHES.items():
+            yield Case(name, dtype, partial(_draw, batch, dtype, dtype))
+    for page_dtype in (torch.bfloat16, torch.float16):
+        make = partial(_draw, _BATCHES["mixed"], torch.float32, page_dtype)
+        yield Case(f"fp32 over {page_dtype} pages", torch.float32, make)
+
+
+def _draw(
+    batch: _Batch, dtype: torch.dtype, page_dtype: torch.dtype, generator: torch.Generator
+) -> Arguments:
+    """Pages in no order, NaN wherever no sequence has a token, padded page table."""
+    heads, kv_heads, dim = batch.heads
+    lengths = [context + query for context, query in batch.sequences]
+    queries = [query for _, query in batch.sequences]
+    counts = [-(-length // batch.page_size) for length in lengths]
+    order = torch.randperm(sum(counts) + 2, generator=generator).int()
+    page_table = torch.zeros((len(lengths), max(counts, default=0) + 1), dtype=torch.int32)
+    shape = (len(order), kv_heads, batch.page_size, dim)
+    k, v = (torch.full(shape, torch.nan, dtype=page_dtype) for _ in "kv")
+    taken = 0
+    for s, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        page_table[s, :count] = order[taken : taken + count]
+        taken += count
+        slot = torch.arange(length)
+        page = page_table[s, slot // batch.page_size].long()
+        for pool in (k, v):
+            values = normal(generator, length, kv_heads, dim, dtype=page_dtype)
+            pool[page, :, slot % batch.page_size] = values
+    tokens = sum(queries)
+    ends = torch.tensor([0, *queries]).cumsum(0)
+    return {
+        "q": normal(generator, tokens, heads, dim, dtype=dtype, scale=batch.sharpness),
+        "pages": KVPages(k, v),
+        "metadata": AttentionMetadata(
+            query_start_loc=ends.int(),
+            seq_lens=torch.tensor(lengths, dtype=torch.int32),
+            page_table=page_table,
+            slot_mapping=torch.full((tokens,), -1),
+            max_query_len=max(queries, default=0),
+            max_seq_len=max(lengths, default=0),
+        ),
+        "scale": dim**-0.5,
+    }
 
 
 @op(cases=_cases)

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from moestro.ops.registry import op
-from moestro.ops.testing import Case
+from moestro.ops.testing import FLOAT_DTYPES, Arguments, Case, normal
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,53 @@ class ExpertWeights:
     shared_down_proj: torch.Tensor | None = None
 
 
-def _cases() -> Iterator[Case]:
-    yield from ()
+def _gating_cases() -> Iterator[Case]:
+    for scoring in ("sigmoid", "softmax"):
+        for renormalize in (True, False):
+            for tokens, experts, top_k in ((0, 8, 2), (1, 4, 1), (3, 192, 8), (70, 16, 16)):
+                name = f"{scoring}, renormalize {renormalize}, {top_k} of {[tokens, experts]}"
+                make = partial(_draw_gating, (tokens, experts, top_k), scoring, renormalize)
+                yield Case(name, torch.float32, make)
+        for bias in (None, "large", "below a bf16 ulp"):
+            make = partial(_draw_gating, (40, 24, 4), scoring, True, bias=bias)
+            yield Case(f"{scoring}, bias {bias}", torch.float32, make)
+            yield Case(f"{scoring}, ties, bias {bias}", torch.float32, partial(make, ties=True))
 
 
-@op(cases=_cases)
+def _draw_gating(
+    size: tuple[int, int, int],
+    scoring: str,
+    renormalize: bool,
+    generator: torch.Generator,
+    *,
+    bias: str | None = "large",
+    ties: bool = False,
+) -> Arguments:
+    """size: T, E, K. ties: few distinct logits, and pairs of experts with one bias."""
+    tokens, experts, top_k = size
+    logits = torch.randn((tokens, experts), generator=generator) * 2
+    expert_bias = None
+    if bias == "large":
+        expert_bias = torch.randn(experts, generator=generator)
+    elif bias is not None:
+        logits = logits[:, :1].expand(-1, experts).contiguous()
+        expert_bias = 0.5 + torch.randperm(experts, generator=generator) * 1e-5
+    if ties:
+        logits = logits.round()
+        if expert_bias is not None:
+            expert_bias = expert_bias[torch.arange(experts) // 2 * 2]
+    return {
+        "router_logits": logits,
+        "expert_bias": expert_bias,
+        "top_k": top_k,
+        "scoring": scoring,
+        "renormalize": renormalize,
+        "epsilon": 1e-20 if scoring == "sigmoid" else 0.0,
+        "scaling": 2.826 if scoring == "sigmoid" else 1.0,
+    }
+
+
+@op(cases=_gating_cases)
 def moe_gating_top_k(
     router_logits: torch.Tensor,
     expert_bias: torch.Tensor | None,
@@ -62,7 +105,61 @@ def moe_gating_top_k(
     return Routing(topk_ids.int(), weights * scaling)
 
 
-@op(cases=_cases)
+def _expert_cases() -> Iterator[Case]:
+    sizes = (  # T, N, I, E, K, J
+        (0, 32, 16, 4, 2, 16),
+        (1, 32, 16, 4, 1, 0),
+        (1, 33, 17, 6, 3, 5),
+        (9, 64, 24, 32, 8, 48),
+        (50, 40, 8, 5, 2, 0),
+        (3, 130, 70, 3, 3, 70),
+    )
+    for dtype in FLOAT_DTYPES:
+        for size in sizes:
+            for fp32_combine in (False, True) if size[-1] else (False,):
+                name = f"T, N, I, E, K, J = {list(size)}, fp32 combine {fp32_combine}"
+                yield Case(name, dtype, partial(_draw_experts, size, dtype, fp32_combine))
+        make = partial(_draw_experts, (40, 32, 16, 4, 1, 16), dtype, False)
+        yield Case("all tokens to one expert", dtype, partial(make, only=2))
+
+
+def _draw_experts(
+    size: tuple[int, int, int, int, int, int],
+    dtype: torch.dtype,
+    fp32_combine: bool,
+    generator: torch.Generator,
+    *,
+    only: int | None = None,
+) -> Arguments:
+    """Distinct experts a token; the last expert gets no token whenever E > K."""
+    tokens, hidden, inner, experts, top_k, shared = size
+    candidates = experts - 1 if experts > top_k else experts
+    keys = torch.rand((tokens, candidates), generator=generator)
+    topk_ids = keys.argsort(dim=-1)[:, :top_k].int()
+    if only is not None:
+        topk_ids.fill_(only)
+
+    def weight(*shape: int) -> torch.Tensor:
+        return normal(generator, *shape, dtype=dtype, scale=1.5 * shape[-1] ** -0.5)
+
+    return {
+        "x": normal(generator, tokens, hidden, dtype=dtype),
+        "routing": Routing(topk_ids, torch.rand((tokens, top_k), generator=generator) + 0.1),
+        "experts": ExpertWeights(
+            weight(experts, 2 * inner, hidden),
+            weight(experts, hidden, inner),
+            weight(2 * shared, hidden) if shared else None,
+            weight(hidden, shared) if shared else None,
+        ),
+        "fp32_combine": fp32_combine,
+    }
+
+
+# Its results are sums of numbers rounded before: one of these may fall the other way.
+_EXPERTS_TOL = {torch.bfloat16: (2.0**-7, 2.0**-6), torch.float16: (2.0**-10, 2.0**-9)}
+
+
+@op(cases=_expert_cases, tol=_EXPERTS_TOL)
 def moe_experts(
     x: torch.Tensor, routing: Routing, experts: ExpertWeights, fp32_combine: bool
 ) -> torch.Tensor:

@@ -1,15 +1,52 @@
 """RMSNorm, alone and fused with the residual addition."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from moestro.ops.registry import op
-from moestro.ops.testing import Case
+from moestro.ops.testing import FLOAT_DTYPES, Arguments, Case, norm_weight, normal
+
+_SHAPES = ((0, 64), (1, 1), (1, 64), (3, 65), (5, 127), (2, 3, 32), (2, 4100))
 
 
 def _cases() -> Iterator[Case]:
-    yield from ()
+    for dtype in FLOAT_DTYPES:
+        for shape in _SHAPES:
+            yield Case(f"{list(shape)}", dtype, partial(_draw, shape, dtype))
+        yield Case("tiny values, eps counts", dtype, partial(_draw, (4, 96), dtype, scale=2e-3))
+        yield Case("large values", dtype, partial(_draw, (4, 96), dtype, scale=5e3))
+        yield Case("zero rows", dtype, partial(_draw, (2, 16), dtype, scale=0.0))
+        yield Case("every other column", dtype, partial(_draw, (3, 40), dtype, step=2))
+    yield Case("bf16 weight", torch.float32, partial(_draw, (3, 50), torch.float32, mixed=True))
+
+
+def _draw(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    *,
+    scale: float = 1.0,
+    step: int = 1,
+    mixed: bool = False,
+) -> Arguments:
+    x = normal(generator, *shape, dtype=dtype, scale=scale)[..., ::step]
+    weight = norm_weight(generator, x.shape[-1], torch.bfloat16 if mixed else dtype)
+    return {"x": x, "weight": weight, "eps": 1e-5}
+
+
+def _add_cases() -> Iterator[Case]:
+    for case in _cases():
+        yield replace(case, make=partial(_draw_pair, case.make))
+
+
+def _draw_pair(
+    make: Callable[[torch.Generator], Arguments], generator: torch.Generator
+) -> Arguments:
+    arguments = make(generator)
+    return {**arguments, "residual": arguments["x"].flip(-1) * 0.5}
 
 
 @op(cases=_cases)
@@ -25,7 +62,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return (x32 * scale * weight.float()).to(x.dtype)
 
 
-@op(cases=_cases)
+@op(cases=_add_cases)
 def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:

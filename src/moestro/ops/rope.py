@@ -1,16 +1,45 @@
 """Per-head RMSNorm of q and k followed by rotary embedding."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
 from moestro.ops.norm import rms_norm
 from moestro.ops.registry import op
-from moestro.ops.testing import Case
+from moestro.ops.testing import FLOAT_DTYPES, Arguments, Case, norm_weight, normal
 
 
 def _cases() -> Iterator[Case]:
-    yield from ()
+    sizes = (
+        (0, 4, 2, 16),
+        (1, 1, 1, 2),
+        (3, 4, 1, 8),
+        (5, 16, 1, 64),
+        (7, 6, 2, 24),
+        (2, 3, 3, 40),
+        (4, 8, 8, 128),
+    )
+    for dtype in FLOAT_DTYPES:
+        for size in sizes:
+            yield Case(f"T, H, G, D = {list(size)}", dtype, partial(_draw, size, dtype))
+
+
+def _draw(
+    size: tuple[int, int, int, int], dtype: torch.dtype, generator: torch.Generator
+) -> Arguments:
+    """Far positions, and the factor 1.14 that YaRN puts on cos and sin."""
+    tokens, heads, kv_heads, dim = size
+    angles = torch.rand((tokens, dim // 2), generator=generator) * 1e4
+    return {
+        "qkv": normal(generator, tokens, (heads + 2 * kv_heads) * dim, dtype=dtype, scale=3.0),
+        "q_weight": norm_weight(generator, dim, dtype),
+        "k_weight": norm_weight(generator, dim, dtype),
+        "cos_sin": torch.cat((angles.cos(), angles.sin()), dim=-1) * 1.14,
+        "eps": 1e-6,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+    }
 
 
 @op(cases=_cases)

@@ -1,0 +1,216 @@
+"""The references against the same maths written again, directly, in float64.
+
+Each check runs on all of the op's own cases, so what is shown here holds where bodies are compared.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from moestro import ops
+from moestro.ops.registry import Op
+from moestro.ops.testing import Case, call, compare
+
+Direct = Callable[..., Any]
+Tensor = torch.Tensor
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    rows = x.double()
+    return (rows / (rows.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight).to(x.dtype)
+
+
+def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple:
+    summed = (x.double() + residual.double()).to(x.dtype)
+    return _rms_norm(summed, weight, eps), summed
+
+
+def _silu(x: Tensor) -> Tensor:
+    return x / (1 + torch.exp(-x))
+
+
+def _silu_and_mul(x: Tensor) -> Tensor:
+    size = x.shape[-1] // 2
+    return (_silu(x[..., :size].double()) * x[..., size:].double()).to(x.dtype)
+
+
+def _linear(x: Tensor, weight: Tensor, out_dtype: torch.dtype | None) -> Tensor:
+    return torch.einsum("tk,mk->tm", x.double(), weight.double()).to(out_dtype or x.dtype)
+
+
+def _embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
+    rows = [weight[int(i)] for i in input_ids]
+    return torch.stack(rows) if rows else weight.new_empty((0, weight.shape[1]))
+
+
+def _qk_norm_rope(
+    qkv: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    cos_sin: Tensor,
+    eps: float,
+    num_heads: int,
+    num_kv_heads: int,
+) -> tuple:
+    tokens, dim = qkv.shape[0], q_weight.shape[0]
+    parts = qkv.double().split((num_heads * dim, num_kv_heads * dim, num_kv_heads * dim), dim=1)
+    half = dim // 2
+    # Each pair (i, i + D / 2) is a complex number; rotation is a multiplication.
+    turn = torch.complex(*cos_sin.double().split(half, dim=1))[:, None]
+    out = []
+    for part, weight in zip(parts, (q_weight, k_weight, None), strict=True):
+        heads = part.reshape(tokens, part.shape[1] // dim, dim)
+        if weight is not None:
+            heads = heads / (heads.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+            turned = torch.complex(heads[..., :half], heads[..., half:]) * turn
+            heads = torch.cat((turned.real, turned.imag), dim=-1)
+        out.append(heads.to(qkv.dtype))
+    return tuple(out)
+
+
+def _store_kv(k: Tensor, v: Tensor, pages: ops.KVPages, slot_mapping: Tensor) -> None:
+    for t, slot in enumerate(slot_mapping.tolist()):
+        if slot >= 0:
+            for head in range(k.shape[1]):
+                place = (slot // pages.page_size, head, slot % pages.page_size)
+                pages.k[place] = k[t, head]
+                pages.v[place] = v[t, head]
+
+
+def _paged_attention(
+    q: Tensor, pages: ops.KVPages, metadata: ops.AttentionMetadata, scale: float
+) -> Tensor:
+    out = torch.full_like(q, torch.nan)
+    group = q.shape[1] // pages.k.shape[1]
+    size = pages.page_size
+    for s, length in enumerate(metadata.seq_lens.tolist()):
+        start, end = metadata.query_start_loc[s : s + 2].tolist()
+        for t in range(start, end):
+            last = length - (end - t)  # the query's own position
+            place = [(int(metadata.page_table[s, p // size]), p % size) for p in range(last + 1)]
+            page, slot = (torch.tensor(x) for x in zip(*place, strict=True))
+            for h in range(q.shape[1]):
+                keys = pages.k[page, h // group, slot].double()
+                values = pages.v[page, h // group, slot].double()
+                weights = torch.exp((scores := keys @ q[t, h].double() * scale) - scores.max())
+                out[t, h] = (weights / weights.sum() @ values).to(q.dtype)
+    return out
+
+
+def _moe_gating_top_k(
+    router_logits: Tensor,
+    expert_bias: Tensor | None,
+    top_k: int,
+    scoring: str,
+    renormalize: bool,
+    epsilon: float,
+    scaling: float,
+) -> ops.Routing:
+    experts = router_logits.shape[1]
+    bias = [0.0] * experts if expert_bias is None else expert_bias.tolist()
+    ids, weights = [], []
+    for row in router_logits.double().tolist():
+        if scoring == "sigmoid":
+            scores = [1 / (1 + math.exp(-x)) for x in row]
+        else:
+            scores = [math.exp(x - max(row)) for x in row]
+            scores = [x / sum(scores) for x in scores]
+        best = sorted(range(experts), key=lambda e: (-(scores[e] + bias[e]), e))[:top_k]
+        total = sum(scores[e] for e in best) + epsilon if renormalize else 1.0
+        ids.append(best)
+        weights.append([scores[e] / total * scaling for e in best])
+    shape = (len(ids), top_k)
+    return ops.Routing(
+        torch.tensor(ids, dtype=torch.int32).view(shape), torch.tensor(weights).view(shape)
+    )
+
+
+def _moe_experts(
+    x: Tensor, routing: ops.Routing, experts: ops.ExpertWeights, fp32_combine: bool
+) -> Tensor:
+    out = torch.empty_like(x)
+    for t, row in enumerate(x.double()):
+        routed = torch.zeros_like(row)
+        for expert, weight in zip(routing.topk_ids[t], routing.topk_weights[t], strict=True):
+            gate_up, down = experts.gate_up_proj[expert], experts.down_proj[expert]
+            routed += weight.double() * _expert(row, gate_up, down, x.dtype)
+        shared = torch.zeros_like(row)
+        if experts.shared_gate_up_proj is not None:
+            gate_up, down = experts.shared_gate_up_proj, experts.shared_down_proj
+            shared = _expert(row, gate_up, down, x.dtype)
+            if not fp32_combine:
+                routed, shared = routed.to(x.dtype).double(), shared.to(x.dtype).double()
+        out[t] = routed + shared
+    return out
+
+
+def _expert(row: Tensor, gate_up: Tensor, down: Tensor, dtype: torch.dtype) -> Tensor:
+    inner = down.shape[1]
+    gate, up = gate_up[:inner].double() @ row, gate_up[inner:].double() @ row
+    return down.double() @ (_silu(gate) * up).to(dtype).double()
+
+
+DIRECT: dict[Op, Direct] = {
+    ops.rms_norm: _rms_norm,
+    ops.add_rms_norm: _add_rms_norm,
+    ops.silu_and_mul: _silu_and_mul,
+    ops.linear: _linear,
+    ops.embedding: _embedding,
+    ops.qk_norm_rope: _qk_norm_rope,
+    ops.store_kv: _store_kv,
+    ops.paged_attention: _paged_attention,
+    ops.moe_gating_top_k: _moe_gating_top_k,
+    ops.moe_experts: _moe_experts,
+}
+CASES = [(op, case) for op in DIRECT for case in op.cases()]
+
+
+def test_only_sampling_is_checked_elsewhere() -> None:
+    others = {op.name for op in ops.all_ops()} - {op.name for op in DIRECT}
+    assert others == {
+        "apply_penalties",
+        "apply_token_bias",
+        "apply_token_mask",
+        "sample_tokens",
+        "token_logprobs",
+    }
+
+
+@pytest.mark.parametrize(("op", "case"), CASES, ids=lambda x: x.name)
+def test_reference_equals_float64(op: Op, case: Case) -> None:
+    arguments = case.draw()
+    expected, actual = call(DIRECT[op], arguments), call(op.reference, arguments)
+    compare(actual.returned, expected.returned, case.dtype, op)
+    for name in op.mutates:
+        compare(actual.arguments[name], expected.arguments[name], case.dtype, op)
+
+
+def test_bias_selects_but_does_not_weigh() -> None:
+    logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
+    bias = torch.tensor([0.0, 0.0, 0.0, 9.0])
+    routing = ops.moe_gating_top_k.reference(logits, bias, 2, "sigmoid", False, 0.0, 1.0)
+    assert routing.topk_ids.tolist() == [[3, 0]]
+    torch.testing.assert_close(routing.topk_weights, torch.sigmoid(logits)[:, [3, 0]])
+
+
+def test_scaling_is_on_the_routed_part_only() -> None:
+    case = next(c for c in ops.moe_experts.cases() if "8, 48" in c.name)
+    arguments = case.draw()
+    experts: ops.ExpertWeights = arguments["experts"]
+    routing: ops.Routing = arguments["routing"]
+    alone = ops.ExpertWeights(experts.gate_up_proj, experts.down_proj)
+    scaled = ops.Routing(routing.topk_ids, routing.topk_weights * 2.826)
+    x, run = arguments["x"], ops.moe_experts.reference
+    shared = run(x, routing, experts, False) - run(x, routing, alone, False)
+    torch.testing.assert_close(
+        run(x, scaled, experts, False), 2.826 * run(x, routing, alone, False) + shared
+    )
+
+
+def test_ties_go_to_the_lowest_index() -> None:
+    logits = torch.zeros((2, 7))
+    routing = ops.moe_gating_top_k.reference(logits, None, 3, "softmax", True, 0.0, 1.0)
+    assert routing.topk_ids.tolist() == [[0, 1, 2]] * 2
