@@ -254,6 +254,19 @@ def test_what_a_slow_reader_leaves_adds_up() -> None:
     asyncio.run(scenario())
 
 
+def test_a_failure_that_arrives_with_deltas_is_not_lost() -> None:
+    async def scenario() -> None:
+        stream = RequestStream(asyncio.get_running_loop())
+        stream.put(SequenceDelta("r", 0, (1,), "a"))
+        stream.fail("why")
+        await asyncio.sleep(0)
+        assert len(await stream.take()) == 1
+        with pytest.raises(EngineDeadError, match="why"):
+            await asyncio.wait_for(stream.take(), 5)
+
+    asyncio.run(scenario())
+
+
 def test_engines_serve_several_event_loops() -> None:
     engine = AsyncEngine(built(replay(b"ab")))
     params = SamplingParams(max_tokens=2)

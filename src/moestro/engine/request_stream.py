@@ -68,14 +68,16 @@ class RequestStream:
 
     def fail(self, message: str) -> None:
         """Make every take() from now on raise EngineDeadError. From any thread."""
-        self._failure = message
+        with self._lock:
+            self._failure = message
         self._wake()
 
     async def take(self) -> list[SequenceDelta]:
         """Wait for deltas and take them, one a sequence. Raises EngineDeadError."""
         await self._ready.wait()
         with self._lock:
-            self._ready.clear()
+            if self._failure is None:
+                self._ready.clear()
             taken, self._waiting = self._waiting, {}
         if not taken and self._failure is not None:
             raise EngineDeadError(self._failure)
