@@ -109,13 +109,17 @@ def long_prompt_ms(num_tokens: int, page_size: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--page-size", type=int, default=64)
     args = parser.parse_args()
     gc.disable()
     out = sys.stdout.write
-    out(f"{'batch':>6} {'schedule us':>12} {'update us':>12} {'both us':>9} {'p99 us':>9} {'us/seq':>7}\n")
+    out(
+        f"{'batch':>6} {'schedule us':>12} {'update us':>12} {'both us':>9} {'p99 us':>9} {'us/seq':>7}\n"
+    )
     for batch in (1, 16, 128):
         row = decode_step_us(batch, args.steps, args.page_size)
         out(
@@ -123,7 +127,9 @@ def main() -> None:
             f"{row['p99']:>9.1f} {row['both'] / batch:>7.2f}\n"
         )
     for num_tokens in (20_000, 200_000):
-        row = min((long_prompt_ms(num_tokens, args.page_size) for _ in range(5)), key=lambda r: r["add"])
+        row = min(
+            (long_prompt_ms(num_tokens, args.page_size) for _ in range(5)), key=lambda r: r["add"]
+        )
         out(
             f"prompt of {num_tokens} tokens, all cached: add {row['add']:.2f} ms (hashing), "
             f"schedule {row['schedule']:.2f} ms, last update with release {row['release']:.2f} ms\n"

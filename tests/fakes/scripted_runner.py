@@ -49,10 +49,12 @@ class Script:
     poison: int | None = None
     max_burst: int = 1
 
-    def token(self, new: NewSequence, history: list[int], allowed: bytes | None) -> int:
-        """The token after `history`, which holds the prompt and all output so far."""
-        state = mix(mix(prefix_hashes(history)[-1], new.seed), new.sample_index)
-        suppress_stop = len(history) - new.num_prompt_tokens < new.params.min_tokens
+    def token(
+        self, new: NewSequence, num_tokens: int, prefix_hash: int, allowed: bytes | None
+    ) -> int:
+        """The token after `num_tokens` known ones (prompt and output) with this prefix hash."""
+        state = mix(mix(prefix_hash, new.seed), new.sample_index)
+        suppress_stop = num_tokens - new.num_prompt_tokens < new.params.min_tokens
         for offset in range(self.vocab_size):
             token_id = (state + offset) % self.vocab_size
             is_allowed = allowed is None or allowed[token_id >> 3] >> (token_id & 7) & 1
@@ -60,9 +62,9 @@ class Script:
                 return token_id
         raise AssertionError("a mask that allows nothing was scheduled")
 
-    def burst(self, history: list[int], allowed: bytes | None) -> int:
-        """How many tokens one sample gives after `history`."""
-        return 1 if allowed else 1 + prefix_hashes(history)[-1] % self.max_burst
+    def burst(self, prefix_hash: int, allowed: bytes | None) -> int:
+        """How many tokens one sample gives after this prefix."""
+        return 1 if allowed else 1 + prefix_hash % self.max_burst
 
 
 @dataclass
@@ -187,11 +189,15 @@ class ScriptedRunner:
         if not run.samples:
             return SequenceOutput(run.seq_id, prompt_logprobs=prompt_logprobs)
         sampled = []
-        for _ in range(script.burst(state.tokens, run.allowed_tokens)):
-            token_id = script.token(state.new, state.tokens, run.allowed_tokens)
+        for _ in range(script.burst(state.hashes[-1], run.allowed_tokens)):
+            token_id = script.token(
+                state.new, len(state.tokens), state.hashes[-1], run.allowed_tokens
+            )
             state.tokens.append(token_id)
             state.hashes.append(mix(state.hashes[-1], token_id))
             sampled.append(token_id)
+            if token_id == script.poison:
+                break
         first = len(state.tokens) - len(sampled)
         logprobs: tuple[TokenLogprobs, ...] = ()
         if state.new.params.logprobs is not None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.fakes.scripted_runner import Script, ScriptedRunner
+from tests.fakes.scripted_runner import Script, ScriptedRunner, prefix_hashes
 
 from moestro.core.sampling_params import SamplingParams
 from moestro.core.step import NewSequence, Schedule, ScheduledSequence
@@ -88,12 +88,16 @@ def test_more_sequences_than_allowed_are_found() -> None:
 def test_tokens_depend_on_seed_index_and_history_only() -> None:
     script = Script(vocab_size=1000)
     base = new(0, 1, 2, 3)
-    same = script.token(base, [1, 2, 3], None)
-    assert script.token(replace(base, seq_id=9), [1, 2, 3], None) == same
+
+    def say(introduced: NewSequence, *history: int) -> int:
+        return script.token(introduced, len(history), prefix_hashes(history)[-1], None)
+
+    same = say(base, 1, 2, 3)
+    assert say(replace(base, seq_id=9), 1, 2, 3) == same
     others = {
-        script.token(replace(base, seed=1), [1, 2, 3], None),
-        script.token(replace(base, sample_index=1), [1, 2, 3], None),
-        script.token(base, [2, 1, 3], None),
+        say(replace(base, seed=1), 1, 2, 3),
+        say(replace(base, sample_index=1), 1, 2, 3),
+        say(base, 2, 1, 3),
         same,
     }
     assert len(others) == 4
@@ -102,7 +106,7 @@ def test_tokens_depend_on_seed_index_and_history_only() -> None:
 def test_masks_and_min_tokens_are_obeyed() -> None:
     script = Script(vocab_size=16)
     base = replace(new(0, 1), stop_token_ids=frozenset({3}))
-    assert script.token(base, [1], b"\x08\x00") == 3
+    assert script.token(base, 1, 123, b"\x08\x00") == 3
     patient = replace(base, params=SamplingParams(min_tokens=1))
     with pytest.raises(AssertionError, match="allows nothing"):
-        script.token(patient, [1], b"\x08\x00")
+        script.token(patient, 1, 123, b"\x08\x00")

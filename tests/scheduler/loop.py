@@ -4,8 +4,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from tests.fakes.scripted_matcher import compile_script
-from tests.fakes.scripted_runner import Script, ScriptedRunner
+from tests.fakes.scripted_runner import Script, ScriptedRunner, mix, prefix_hashes
 
+from moestro.core.grammar import GrammarMatcher
 from moestro.core.request import FinishReason, Request
 from moestro.core.sampling_params import SamplingParams
 from moestro.core.step import NewSequence, Schedule, TokenLogprobs
@@ -121,6 +122,11 @@ class Loop:
         self.kv.check(list(roster.live.values()))
         assert len(roster.running) + roster.num_waiting == len(roster.live)
         assert all(not seq.pages for seq in roster.live.values() if seq not in roster.running)
+        tenants: dict[int, str] = {}
+        for seq in roster.running:
+            for page in seq.pages:
+                salt = seq.request.cache_salt
+                assert tenants.setdefault(page, salt) == salt, "a page is shared across tenants"
 
     def _take(self, update: SequenceUpdate) -> None:
         result = self.results[update.request_id, update.index]
@@ -141,13 +147,24 @@ def expected(request: Request, index: int, script: Script, max_len: int) -> Resu
     new = NewSequence(
         0, (), len(tokens), request.params, request.seed, index, request.stop_token_ids
     )
+    prefix = prefix_hashes(tokens)[-1]
+    spec = request.params.grammar
+    matcher = compile_script(spec, script.vocab_size) if spec else None
     if script.poison in tokens:
         result.finish_reason = FinishReason.ERROR
     while result.finish_reason is None:
-        token_id = script.token(new, tokens, None)
+        mask = None if matcher is None else _mask(matcher, request, script.vocab_size)
+        if mask is not None and len(result.token_ids) < request.params.min_tokens:
+            allowed = {t for t in range(script.vocab_size) if mask[t >> 3] >> (t & 7) & 1}
+            if allowed <= request.stop_token_ids:
+                result.finish_reason = FinishReason.ERROR
+                break
+        token_id = script.token(new, len(tokens), prefix, mask)
         tokens.append(token_id)
+        prefix = mix(prefix, token_id)
         result.token_ids.append(token_id)
-        if token_id in request.stop_token_ids and len(result.token_ids) > request.params.min_tokens:
+        can_stop = len(result.token_ids) > request.params.min_tokens
+        if token_id in request.stop_token_ids and can_stop:
             result.finish_reason = FinishReason.STOP
             is_eos = token_id in request.eos_token_ids and not request.params.ignore_eos
             result.stop_reason = None if is_eos else token_id
@@ -155,4 +172,18 @@ def expected(request: Request, index: int, script: Script, max_len: int) -> Resu
             result.finish_reason = FinishReason.LENGTH
         elif token_id == script.poison:
             result.finish_reason = FinishReason.ERROR
+        elif matcher is not None and matcher.accept(token_id) and matcher.is_done():
+            can_stop = len(result.token_ids) >= request.params.min_tokens
+            if not (request.stop_token_ids and can_stop):
+                result.finish_reason = FinishReason.STOP
     return result
+
+
+def _mask(matcher: GrammarMatcher, request: Request, vocab_size: int) -> bytes:
+    mask = bytearray((vocab_size + 7) // 8)
+    if not matcher.is_done():
+        matcher.fill_mask(mask)
+        return bytes(mask)
+    for token_id in request.stop_token_ids:
+        mask[token_id >> 3] |= 1 << (token_id & 7)
+    return bytes(mask)

@@ -37,6 +37,14 @@ class GrammarDriver:
                 matcher.fill_mask(mask)
         except Exception as error:
             raise GrammarError(f"The grammar matcher failed: {error!r}.") from error
+        if not is_stop_allowed(seq.request, seq.num_output_tokens):
+            # The runner suppresses them too; here it shows whether anything is left.
+            _clear(mask, seq.request.stop_token_ids)
+            if not any(mask):
+                raise GrammarError(
+                    "The grammar allows no token here but stop tokens, which "
+                    f"min_tokens={seq.request.params.min_tokens} forbids."
+                )
         if not any(mask):
             raise GrammarError("The grammar allows no token here.")
         return bytes(mask)
@@ -77,3 +85,9 @@ class GrammarDriver:
 def _can_stop(seq: Sequence) -> bool:
     stop_ids = seq.request.stop_token_ids
     return bool(stop_ids) and is_stop_allowed(seq.request, seq.num_output_tokens)
+
+
+def _clear(mask: bytearray, token_ids: frozenset[int]) -> None:
+    for token_id in token_ids:
+        if token_id >> 3 < len(mask):
+            mask[token_id >> 3] &= ~(1 << (token_id & 7))
