@@ -117,19 +117,15 @@ def main() -> None:
     args = parser.parse_args()
     gc.disable()
     out = sys.stdout.write
-    out(
-        f"{'batch':>6} {'schedule us':>12} {'update us':>12} {'both us':>9} {'p99 us':>9} {'us/seq':>7}\n"
-    )
+    columns = ("batch", "schedule us", "update us", "both us", "p99 us", "us/seq")
+    out(" ".join(f"{name:>11}" for name in columns) + "\n")
     for batch in (1, 16, 128):
         row = decode_step_us(batch, args.steps, args.page_size)
-        out(
-            f"{batch:>6} {row['schedule']:>12.1f} {row['update']:>12.1f} {row['both']:>9.1f} "
-            f"{row['p99']:>9.1f} {row['both'] / batch:>7.2f}\n"
-        )
+        values = (*row.values(), row["both"] / batch)
+        out(f"{batch:>11} " + " ".join(f"{value:>11.2f}" for value in values) + "\n")
     for num_tokens in (20_000, 200_000):
-        row = min(
-            (long_prompt_ms(num_tokens, args.page_size) for _ in range(5)), key=lambda r: r["add"]
-        )
+        tries = [long_prompt_ms(num_tokens, args.page_size) for _ in range(5)]
+        row = {name: min(one[name] for one in tries) for name in tries[0]}
         out(
             f"prompt of {num_tokens} tokens, all cached: add {row['add']:.2f} ms (hashing), "
             f"schedule {row['schedule']:.2f} ms, last update with release {row['release']:.2f} ms\n"

@@ -20,7 +20,11 @@ def names(token_ids: list[int], page_size: int = 4, root: bytes = b"\x00" * 16) 
 def test_names_are_a_format_that_does_not_change() -> None:
     root = root_hash(b"namespace", "salt")
     assert root.hex() == "c5c7d1372246c9eab6807fc6a8b674c8"
-    assert [h.hex() for h in names([1, 2, 3, 2**32 - 1, 5, 6, 7, 8], root=root)] == ["7217c086d437b6e750194de7417b35d8", "5a9b8d7bb0853e22ae26ee6b36ef13b2"]
+    token_ids = [1, 2, 3, 2**32 - 1, 5, 6, 7, 8]
+    assert [name.hex() for name in names(token_ids, root=root)] == [
+        "7217c086d437b6e750194de7417b35d8",
+        "5a9b8d7bb0853e22ae26ee6b36ef13b2",
+    ]
 
 
 def test_only_full_pages_have_names() -> None:

@@ -108,9 +108,7 @@ class ManagerMachine(RuleBasedStateMachine):
         seq.num_computed_tokens = end
         self.kv.publish(seq, end)
         if self.kv.enable_prefix_caching:
-            self.published |= {
-                self.key(seq, (i + 1) * self.size) for i in range(end // self.size)
-            }
+            self.published |= {self.key(seq, (i + 1) * self.size) for i in range(end // self.size)}
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), rests=st.booleans())

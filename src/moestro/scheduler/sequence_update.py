@@ -19,7 +19,7 @@ class SequenceUpdate(NamedTuple):
 
     seq_id: int
     request_id: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     new_token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
