@@ -113,7 +113,9 @@ def paged_attention(
 
     q: [T, H, D]; query head h reads kv head h // (H / G). The query at absolute position p
     attends to positions 0..p, this step's own keys included (they are already stored).
-    Returns [T, H, D] in q's dtype. Scores, softmax and accumulation in fp32.
+    Returns [T, H, D] in q's dtype. Scores, softmax and accumulation in fp32. Sources: Ainslie et
+    al. 2023 (grouped queries), https://arxiv.org/abs/2305.13245; Kwon et al. 2023 (pages),
+    https://arxiv.org/abs/2309.06180.
     """
     out = torch.empty_like(q)
     kv_heads = pages.k.shape[1]

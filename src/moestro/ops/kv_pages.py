@@ -54,7 +54,7 @@ def store_kv(k: torch.Tensor, v: torch.Tensor, pages: KVPages, slot_mapping: tor
     """Write each token's k and v into its slot.
 
     k, v: [T, G, D]; slot_mapping: [T] int64, slot = page * B + offset, each at most once;
-    -1 skips the token. Mutates pages.
+    -1 skips the token. Mutates pages. Source: Kwon et al. 2023, https://arxiv.org/abs/2309.06180.
     """
     kept = slot_mapping >= 0
     slots = slot_mapping[kept]

@@ -168,6 +168,7 @@ def moe_experts(
     x: [T, N]. Returns [T, N] in x's dtype. gate and up are fp32, their product is rounded to x's
     dtype before down; the weighted sum runs in fp32 in order of choice. With a shared expert and
     fp32_combine both parts are added in fp32 and rounded once; without, each is rounded first.
+    Source: HF's hy_v3 and qwen3_moe, which add in order of expert index, in x's dtype.
     """
     routed = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     parts = x.new_empty((*routing.topk_ids.shape, x.shape[1]), dtype=torch.float32)

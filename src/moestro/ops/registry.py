@@ -6,7 +6,7 @@ body of the tensor's device whose predicate holds, and refuses loudly when there
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ class Body:
 
 
 class Op:
-    """A named operation: its reference, and the bodies that serve it.
+    """A named operation: its reference, and the bodies that serve it, in the order tried.
 
     The first parameter must be a tensor: its device decides. `cases` yields conformance cases
     (see ops.testing), `tol` maps a dtype to (rtol, atol) and overrides the defaults there,
@@ -70,7 +70,7 @@ class Op:
     def add(self, body: Body) -> None:
         """Register a body, ahead of the reference and behind earlier bodies."""
         theirs = inspect.signature(body.fn)
-        if _shape_of(theirs) != _shape_of(self.signature):
+        if theirs != self.signature:
             raise TypeError(
                 f"{body.name} is no body of {self.name}: its signature {theirs} differs from "
                 f"{self.signature}"
@@ -84,7 +84,7 @@ class Op:
         given = [_describe(a) for a in (tensor, *args)]
         given += [f"{k}={_describe(v)}" for k, v in kwargs.items()]
         served = self.bodies.get(device, [])
-        why = ", ".join(f"{b.name} (its predicate refused)" for b in served)
+        why = ", ".join(f"{b.name} (refused by {getattr(b.when, '__name__', '')})" for b in served)
         return (
             f"no body of op {self.name} takes ({', '.join(given)}) on {device}: "
             f"{why or 'none is registered for this device'}"
@@ -134,14 +134,11 @@ def all_ops() -> list[Op]:
     return [_OPS[name] for name in sorted(_OPS)]
 
 
-def _shape_of(signature: inspect.Signature) -> list[tuple[str, Any, Any]]:
-    return [(p.name, p.kind, p.default) for p in signature.parameters.values()]
-
-
 def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         layout = "" if value.is_contiguous() else " strided"
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}{layout}"
-    if hasattr(value, "__dataclass_fields__"):
-        return type(value).__name__
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = [f"{f.name}={_describe(getattr(value, f.name))}" for f in fields(value)]
+        return f"{type(value).__name__}({', '.join(parts)})"
     return repr(value)
