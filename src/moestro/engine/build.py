@@ -6,12 +6,11 @@ from pathlib import Path
 
 import torch
 
-import moestro.backends.cpu  # noqa: F401 -- registers the bodies of the CPU
+from moestro.backends.cpu.device import CpuDevice
 from moestro.chat.templates import ChatTemplate
 from moestro.config import EngineConfig
 from moestro.core.generation_config import GenerationDefaults, load_generation_defaults
 from moestro.core.grammar import GrammarCompiler
-from moestro.core.hardware import probe_cpu
 from moestro.core.model_config import load_model_spec
 from moestro.core.model_spec import ModelSpec
 from moestro.core.plan import Plan
@@ -51,7 +50,8 @@ def build_engine(
     model_dir = resolve_model(config.model)
     spec = load_model_spec(model_dir)
     num_mtp_layers = _num_mtp_layers(model_dir, spec)
-    plan = make_plan(config.model, spec, probe_cpu(), config, num_mtp_layers=num_mtp_layers)
+    device = CpuDevice()
+    plan = make_plan(config.model, spec, device.hardware(), config, num_mtp_layers=num_mtp_layers)
     for line in plan_lines(plan):
         logger.info("%s", line)
     tokenizer = _load_tokenizer(config, model_dir)
@@ -59,6 +59,8 @@ def build_engine(
     if tokenizer is not None:
         tokenizer.chat_template = chat_template
     processor = _make_processor(config, model_dir, spec, plan, tokenizer)
+    device.set_num_threads(plan.num_threads)
+    torch.set_num_threads(plan.num_threads)
     runner, notes = _load_runner(plan, spec, model_dir, progress)
     scheduler = Scheduler(
         SchedulerLimits(plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len),
@@ -128,7 +130,6 @@ def _make_processor(
 def _load_runner(
     plan: Plan, spec: ModelSpec, model_dir: Path, progress: Progress | None
 ) -> tuple[ModelRunner, tuple[str, ...]]:
-    torch.set_num_threads(plan.num_threads)
     model = build_model(spec, getattr(torch, plan.dtype), num_mtp_layers=plan.num_mtp_layers)
     report = load_weights(model, model_dir, progress)
     kv_pool = KVPool(spec, plan.num_pages, plan.page_size, getattr(torch, plan.kv_cache_dtype))

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from moestro.core.messages import SequenceDelta, StepReport
+from moestro.core.messages import EngineStats, SequenceDelta, StepReport
 from moestro.core.outputs import Logprob
 from moestro.core.request import FinishReason, Request
 from moestro.core.step import Runner, TokenLogprobs
@@ -112,6 +112,10 @@ class Engine:
         """Whether step() has anything to do or to tell."""
         return bool(self._pending) or self._scheduler.has_work()
 
+    def stats(self) -> EngineStats:
+        """Gauges and counters as of now."""
+        return self._scheduler.stats()
+
     def step(self) -> StepReport:
         """Compute one step and report it; deltas in the order of the schedule, aborts first."""
         deltas, self._pending = self._pending, []
@@ -122,7 +126,7 @@ class Engine:
             if not (schedule.sequences or schedule.released or updates):
                 raise RuntimeError(f"step {schedule.step_id} has requests but schedules nothing")
             deltas += (d for u in updates if (d := self._digest(u)) is not None)
-        return StepReport(tuple(deltas), self._scheduler.stats())
+        return StepReport(tuple(deltas), self.stats())
 
     def close(self) -> None:
         """Drop all requests and release the runner's memory."""

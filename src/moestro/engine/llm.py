@@ -7,6 +7,7 @@ from typing import Any
 
 from moestro.chat.templates import ChatTemplate
 from moestro.config import EngineConfig
+from moestro.core.messages import EngineStats
 from moestro.core.outputs import RequestOutput
 from moestro.core.request import Request
 from moestro.core.sampling_params import SamplingParams
@@ -118,6 +119,10 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """What the checkpoint's generation_config.json asks for; generate's default."""
         return self._open().processor.default_params
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters of the engine since it was made."""
+        return self._open().engine.stats()
 
     def close(self) -> None:
         """Drop the model and its memory. Repeatable; any other call then raises EngineDeadError."""
