@@ -7,13 +7,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+from tests.server.fake_engine import FakeEngine
 
 from moestro.chat.templates import ChatTemplate
 from moestro.core.sampling_params import SamplingParams
 from moestro.metrics import ServerMetrics
 from moestro.server.app import create_app
 from moestro.server.engine_client import ServedModel, ServerContext
-from tests.server.fake_engine import FakeEngine
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% endfor %}"
@@ -69,9 +69,7 @@ def metric(context: ServerContext, sample: str) -> float:
     raise AssertionError(f"no sample {sample}")
 
 
-def call(
-    context: ServerContext, method: str, path: str, **request: Any
-) -> httpx.Response:
+def call(context: ServerContext, method: str, path: str, **request: Any) -> httpx.Response:
     """One request, from code that is not asynchronous."""
 
     async def run() -> httpx.Response:

@@ -6,7 +6,6 @@ from typing import Any
 import openai.types.chat.completion_create_params as chat_params
 import openai.types.completion_create_params as completion_params
 import pytest
-
 from tests.server.client import USER, call, make_context, post
 from tests.server.fake_engine import FakeEngine
 
@@ -15,9 +14,7 @@ JSON = {"content-type": "application/json"}
 
 
 def raw(content: bytes, headers: dict[str, str] | None = None, path: str = TEXT) -> Any:
-    return call(
-        make_context(FakeEngine()), "POST", path, content=content, headers=headers or JSON
-    )
+    return call(make_context(FakeEngine()), "POST", path, content=content, headers=headers or JSON)
 
 
 def error_of(response: Any, status: int = 400) -> dict[str, Any]:
@@ -182,7 +179,9 @@ def test_unknown_fields_are_refused_by_name() -> None:
     error = error_of(post(make_context(FakeEngine()), TEXT, {"prompt": "a", "temprature": 1}))
     assert error["param"] == "temprature"
     assert "Did you mean 'temperature'?" in error["message"]
-    error = error_of(post(make_context(FakeEngine()), CHAT, {"messages": [USER], "\u00e9" * 500: 1}))
+    error = error_of(
+        post(make_context(FakeEngine()), CHAT, {"messages": [USER], "\u00e9" * 500: 1})
+    )
     assert len(error["message"]) < 300
 
 

@@ -1,10 +1,10 @@
 """/v1/chat/completions over an engine whose tokens are known."""
 
 import pytest
-
-from moestro.chat.templates import ChatTemplate
 from tests.server.client import USER, events_of, make_context, post
 from tests.server.fake_engine import FakeEngine
+
+from moestro.chat.templates import ChatTemplate
 
 PATH = "/v1/chat/completions"
 
@@ -44,9 +44,7 @@ def test_stream_says_what_the_whole_answer_says(n: int) -> None:
     asked = {"messages": [USER], "max_tokens": 4, "n": n, "logprobs": True, "top_logprobs": 2}
     whole = post(make_context(FakeEngine()), PATH, asked).json()
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    *chunks, usage, done = events_of(
-        post(make_context(FakeEngine()), PATH, asked | options).text
-    )
+    *chunks, usage, done = events_of(post(make_context(FakeEngine()), PATH, asked | options).text)
     assert done == "[DONE]"
     assert usage["usage"] == whole["usage"]
     assert {c["object"] for c in chunks} == {"chat.completion.chunk"}

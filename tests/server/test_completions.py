@@ -1,7 +1,6 @@
 """/v1/completions over an engine whose tokens are known."""
 
 import pytest
-
 from tests.server.client import events_of, make_context, metric, post
 from tests.server.fake_engine import FakeEngine
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from starlette.types import Message
+from tests.server.client import USER, events_of, make_context, metric, post
+from tests.server.fake_engine import FakeEngine
 
 from moestro.errors import CapacityError, EngineDeadError, UnsupportedError
 from moestro.server.app import create_app
 from moestro.server.engine_client import ServerContext
 from moestro.server.errors import as_api_error, sanitise
-from tests.server.client import USER, events_of, make_context, metric, post
-from tests.server.fake_engine import FakeEngine
 
 TEXT = "/v1/completions"
 
@@ -133,7 +133,9 @@ def test_a_client_that_leaves_mid_stream_aborts_its_request() -> None:
         await visitor.run(after_three)
         assert engine.calls[0].aborted
         assert engine.calls[0].num_yielded < 10
-        assert metric(context, 'moestro:client_disconnects_total{engine="0",model_name="tiny"}') == 1
+        assert (
+            metric(context, 'moestro:client_disconnects_total{engine="0",model_name="tiny"}') == 1
+        )
         labels = '{engine="0",finished_reason="abort",model_name="tiny"}'
         assert metric(context, f"vllm:request_success_total{labels}") == 1
 

@@ -1,7 +1,6 @@
 """Routes beside the generating ones, unknown ones, and the description of the API."""
 
 import pytest
-
 from tests.server.client import call, make_context, metric
 from tests.server.fake_engine import FakeEngine
 

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0 done; 1 failed; 2 a mistake in what was asked; 130 interrupted; 141 nobody read the output.
     """
     args = build_parser().parse_args(argv)
+    args.command_line = shlex.join(["moestro", *(sys.argv[1:] if argv is None else argv)])
     try:
         code = int(args.run(args))
         sys.stdout.flush()

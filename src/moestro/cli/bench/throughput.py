@@ -3,7 +3,6 @@
 import argparse
 import datetime
 import random
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -56,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     start_logging(args)
     load = Workload.of(args)
     config = replace(engine_config_from_args(args), skip_tokenizer_init=True)
-    result = measure(config, load)
+    result = {**measure(config, load), "command": args.command_line}
     if args.json:
         print_json(result)
     else:
@@ -213,7 +212,6 @@ def _circumstances(plan: "Plan") -> dict[str, Any]:
         "plan": {**asdict(plan), "total_bytes": plan.total_bytes},
         "versions": version_facts(),
         "machine": machine_facts(),
-        "command": shlex.join(["moestro", *sys.argv[1:]]),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
 

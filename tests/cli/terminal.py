@@ -1,0 +1,60 @@
+"""Running the command as a user does: another process, its output and its exit code."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from moestro.cli.main import main as real_main
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """The process's own, with one compute thread and this source tree first."""
+    path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **extra}
+
+
+def moestro(
+    *arguments: str, env: dict[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """`moestro ARGUMENTS`, to its end."""
+    options.setdefault("stdin", subprocess.DEVNULL)
+    if "input" in options:
+        del options["stdin"]
+    return subprocess.run(
+        [sys.executable, "-m", "moestro", *arguments],
+        capture_output=options.pop("capture_output", True),
+        text=True,
+        encoding="utf-8",
+        errors="surrogateescape",
+        env=environment(**(env or {})),
+        timeout=240,
+        **options,
+    )
+
+
+def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """`moestro ARGUMENTS`, left running, with stdout and stderr as pipes."""
+    options.setdefault("stdin", subprocess.DEVNULL)
+    return subprocess.Popen(
+        [sys.executable, "-m", "moestro", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        **options,
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """The command inside this process; the logging it sets up is taken down again."""
+    logger = logging.getLogger("moestro")
+    before = logger.handlers[:], logger.level, logger.propagate
+    try:
+        return real_main(arguments)
+    finally:
+        logger.handlers[:], logger.level, logger.propagate = before
