@@ -192,12 +192,12 @@ class _Call:
             return _Echo()
         text = output.prompt
         if text is None:
-            text = self._decode(output.prompt_token_ids)
+            text = self._decode(output.prompt_token_ids, self.jobs[0].params.skip_special_tokens)
         return _Echo(text, output.prompt_token_ids, output.prompt_logprobs or ())
 
-    def _decode(self, token_ids: Sequence[int]) -> str:
+    def _decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         tokenizer = self.context.model.tokenizer
-        return "" if tokenizer is None else tokenizer.decode(list(token_ids), False)
+        return "" if tokenizer is None else tokenizer.decode(token_ids, skip_special_tokens)
 
     def _logprobs(
         self, echo: _Echo, sequence: CompletionOutput, first_token: int, offset: int
