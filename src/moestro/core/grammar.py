@@ -1,4 +1,4 @@
-"""How constrained decoding enters the engine: a spec travels, a matcher is made where it is used."""
+"""How constrained decoding enters the engine: a spec travels; its user makes the matcher."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -6,7 +6,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """What the output must match, as data. `kind`: json_schema, regex, choice, grammar, scripted."""
+    """What the output must match, as data; `kind`: json_schema, regex, choice, grammar, ..."""
 
     kind: str
     source: str

@@ -72,8 +72,8 @@ class SamplingParams:
         put = object.__setattr__
         put(self, "stop", _as_tuple(self.stop, str, "stop"))
         put(self, "stop_token_ids", _as_tuple(self.stop_token_ids, int, "stop_token_ids"))
-        bias = self.logit_bias
-        pairs = bias.items() if isinstance(bias, dict) else (bias or ())
+        bias: object = self.logit_bias
+        pairs = bias.items() if isinstance(bias, dict) else self.logit_bias or ()
         try:
             put(self, "logit_bias", tuple((int(t), float(b)) for t, b in pairs))
         except (TypeError, ValueError):
@@ -90,8 +90,8 @@ class SamplingParams:
                 raise RequestError(f"{name} must be a number, got {value!r}.", name)
             inside = low < value <= high if low_open else low <= value <= high
             if not (math.isfinite(value) and inside):
-                left = "(" if low_open else "["
-                raise RequestError(f"{name} must be in {left}{low:g}, {high:g}], got {value}.", name)
+                span = f"{'(' if low_open else '['}{low:g}, {high:g}]"
+                raise RequestError(f"{name} must be in {span}, got {value}.", name)
 
     def _check_lengths(self) -> None:
         _check_int(self.n, "n", 1, MAX_SAMPLES)
