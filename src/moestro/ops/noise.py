@@ -17,13 +17,14 @@ z = (z ^ z >>> 30) * 0xBF58476D1CE4E5B9; z = (z ^ z >>> 27) * 0x94D049BB133111EB
 P(u >= 1 - j 2^-53) = j 2^-53 exactly, so a token of probability p >= 1e-12 gets its share.
 """
 
+import math
 from typing import TypeVar
 
 import numpy as np
 import torch
 
-Array = TypeVar("Array", torch.Tensor, np.ndarray)
-"""Functions over Array use operators only, which mean the same to torch and numpy."""
+Array = TypeVar("Array", torch.Tensor, np.ndarray, float)
+"""Functions over Array use operators only, which mean the same to torch, numpy and Python."""
 
 GOLDEN = 0x9E3779B97F4A7C15
 MULTIPLIER_1 = 0xBF58476D1CE4E5B9
@@ -122,7 +123,8 @@ def needed_mass(top_p: float, total: int) -> int:
 
 def log_number(x: float) -> float:
     """log() of one positive number."""
-    return float(log(torch.tensor(x, dtype=torch.float64)))
+    mantissa, exponent = math.frexp(x)
+    return log_of_parts(mantissa, float(exponent))
 
 
 def signed(value: int) -> int:

@@ -5,6 +5,7 @@ can win, and sorting for the few that top_k or top_p can keep.
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,10 +17,13 @@ from moestro.ops.sampling import NO_TOKEN, RankedLogprobs, SamplingMetadata, Tok
 _BLOCK = 8192
 """Tokens hashed at a time: the scratch arrays stay in the L2 cache."""
 _STEPS = np.arange(1, _BLOCK + 1, dtype=np.uint64) * np.uint64(noise.GOLDEN)
+_WORD = (1 << 64) - 1
 _MARGIN = np.float32(1e-3)
 """Far above the fp32 error of an estimated score that can win (below 100 in size)."""
 _GROUP = 64
 """Tokens a group when looking for the largest logits."""
+_FEW = 512
+"""So many tokens get their noise in full straight away."""
 _BUCKETS = 128.0
 """top_p's histogram: buckets per unit of y."""
 
@@ -37,22 +41,22 @@ def sample_tokens(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Ten
         metadata.position.tolist(),
         strict=True,
     )
-    out = np.empty(len(rows), np.int64)
-    for i, (temperature, top_k, top_p, min_p, seed, index, position) in enumerate(columns):
-        row = rows[i]
-        best = int(row.argmax())
-        if row[best] == -np.inf:
-            best = NO_TOKEN
-        elif temperature != 0.0:
-            key = noise.noise_key(seed, index, position)
-            with np.errstate(over="ignore"):  # tiny temperatures: y becomes -inf, as it should
-                ids = _candidates(row, temperature, top_k, top_p, min_p)
-                if ids is None or len(ids) > _BLOCK:
-                    ids = _contenders(row, ids, temperature, key)
-                score = _scaled(row[ids], row[best], temperature) + _gumbel(ids, key)
-                best = int(ids[score == score.max()].min())
-        out[i] = best
-    return torch.from_numpy(out)
+    best = rows.argmax(axis=1)
+    best[rows[np.arange(len(rows)), best] == -np.inf] = NO_TOKEN
+    drawn: list[_Contest] = []
+    with np.errstate(over="ignore"):  # tiny temperatures: y becomes -inf, as it should
+        for i, (temperature, top_k, top_p, min_p, seed, index, position) in enumerate(columns):
+            if temperature != 0.0 and best[i] != NO_TOKEN:
+                key = noise.noise_key(seed, index, position)
+                ids = _candidates(rows[i], temperature, top_k, top_p, min_p)
+                if ids is None and rows.shape[1] <= _FEW:
+                    ids = np.arange(rows.shape[1])
+                elif ids is None or len(ids) > _FEW:
+                    ids = _contenders(rows[i], ids, temperature, key)
+                drawn.append(_Contest(i, rows[i, best[i]], temperature, key, ids))
+        if drawn:
+            best[[contest.row for contest in drawn]] = _winners(rows, drawn)
+    return torch.from_numpy(best)
 
 
 @implements(sampling.token_logprobs, devices=("cpu",), invariant=True)
@@ -90,10 +94,41 @@ for _op in (sampling.apply_token_bias, sampling.apply_penalties):
     _op.allow_reference("cpu", invariant=True)  # a few entries a row, IEEE operations only
 
 
-def _scaled(x: np.ndarray, largest: np.float32, temperature: float) -> np.ndarray:
+class _Contest(NamedTuple):
+    """The ids among which a row's token is drawn, and what their scores need."""
+
+    row: int
+    largest: np.float32
+    temperature: float
+    key: int
+    ids: np.ndarray
+
+
+def _winners(rows: np.ndarray, contests: list[_Contest]) -> np.ndarray:
+    """The best score's id of each contest, equal scores going to the lowest id; int64.
+
+    All contests at once: an entry's score takes IEEE operations on that entry alone.
+    """
+    sizes = np.array([len(c.ids) for c in contests], np.int64)
+    ids = np.concatenate([c.ids for c in contests])
+    x = np.concatenate([rows[c.row, c.ids] for c in contests])
+    largest = np.repeat([c.largest for c in contests], sizes)
+    temperature = np.repeat([c.temperature for c in contests], sizes)
+    keys = np.repeat(np.array([c.key for c in contests], np.uint64), sizes)
+    score = _scaled(x, largest, temperature) + _gumbel(ids, keys)
+    starts: np.ndarray = np.cumsum(sizes) - sizes
+    best = np.repeat(np.maximum.reduceat(score, starts), sizes)
+    ids[score != best] = rows.shape[1]
+    winners: np.ndarray = np.minimum.reduceat(ids, starts)
+    return winners
+
+
+def _scaled(
+    x: np.ndarray, largest: np.float32 | np.ndarray, temperature: float | np.ndarray
+) -> np.ndarray:
     """y of the op, [*] float64."""
     y = x.astype(np.float64)
-    y -= np.float64(largest)
+    y -= largest  # fp32, widened exactly
     y /= temperature
     return y
 
@@ -149,26 +184,38 @@ def _candidates(
 def _prefix(row: np.ndarray, ids: np.ndarray, y: np.ndarray, top_p: float) -> np.ndarray:
     """The first of ids in order that hold top_p of their mass. Equal logits stand by rising id.
 
-    A histogram over y finds the narrow range in which the prefix ends; only that is sorted. Its
-    sums are exact: halves of a mass stay below 2^23, their float64 totals below 2^53.
+    Among many, a histogram over y finds the narrow range in which the prefix ends; only that is
+    sorted.
     """
     mass = np.empty(len(y), np.int64)
     for begin in range(0, len(y), _BLOCK):
         mass[begin : begin + _BLOCK] = noise.scaled_exp(y[begin : begin + _BLOCK])
+    need = noise.needed_mass(top_p, int(mass.sum()))
+    surely = ids[:0]
+    if len(ids) > _FEW:
+        bucket = (y * -_BUCKETS).astype(np.int64)  # 0 holds the best
+        held = _mass_up_to(bucket, mass)
+        last = int(np.searchsorted(held, need))
+        need -= int(held[last - 1]) if last else 0
+        surely = ids[np.flatnonzero(bucket < last)]
+        inside = np.flatnonzero(bucket == last)
+        ids, mass = ids[inside], mass[inside]
+    order = np.argsort(-row[ids], kind="stable")
+    mass = mass[order]
+    kept = order[: np.count_nonzero(mass.cumsum() - mass < need)]
+    return np.concatenate((surely, ids[kept]))
+
+
+def _mass_up_to(bucket: np.ndarray, mass: np.ndarray) -> np.ndarray:
+    """[max bucket + 1] int64: the mass of each bucket and those before it.
+
+    Exact: halves of a mass stay below 2^23 and their float64 totals below 2^53.
+    """
     half = noise.MASS_BITS // 2
-    bucket = (y * -_BUCKETS).astype(np.int64)  # 0 holds the best
     held = np.bincount(bucket, mass >> half).astype(np.int64) << half
     held += np.bincount(bucket, mass & ((1 << half) - 1)).astype(np.int64)
-    held = held.cumsum()
-    need = noise.needed_mass(top_p, int(held[-1]))
-    last = int(np.searchsorted(held, need))
-    if last:
-        need -= int(held[last - 1])
-    inside = np.flatnonzero(bucket == last)
-    inside = inside[np.argsort(-row[ids[inside]], kind="stable")]
-    before = mass[inside].cumsum() - mass[inside]
-    kept = inside[: np.count_nonzero(before < need)]
-    return np.concatenate((ids[np.flatnonzero(bucket < last)], ids[kept]))
+    total: np.ndarray = held.cumsum()
+    return total
 
 
 def _first_of_order(row: np.ndarray, count: int) -> np.ndarray:
@@ -190,7 +237,7 @@ def _first_of_order(row: np.ndarray, count: int) -> np.ndarray:
     return ids[np.argsort(-row[ids], kind="stable")[:count]]
 
 
-def _gumbel(ids: np.ndarray, key: int) -> np.ndarray:
+def _gumbel(ids: np.ndarray, key: int | np.ndarray) -> np.ndarray:
     """noise.gumbel_noise on an array of int64 ids."""
     bits = _hash(_steps(ids), key)
     uniform = np.maximum((bits >> np.uint64(11)).astype(np.float64), 0.5) * 2.0**-53
@@ -206,9 +253,9 @@ def _steps(ids: np.ndarray) -> np.ndarray:
     return (ids.astype(np.uint64) + np.uint64(1)) * np.uint64(noise.GOLDEN)
 
 
-def _hash(steps: np.ndarray, key: int) -> np.ndarray:
+def _hash(steps: np.ndarray, key: int | np.ndarray) -> np.ndarray:
     """The finaliser of ops.noise on key + steps; [*] uint64, a new array."""
-    z = steps + np.uint64(key & 0xFFFFFFFFFFFFFFFF)
+    z: np.ndarray = steps + (key if isinstance(key, np.ndarray) else np.uint64(key & _WORD))
     shifted = z >> np.uint64(30)
     z ^= shifted
     z *= np.uint64(noise.MULTIPLIER_1)

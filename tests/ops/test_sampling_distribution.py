@@ -1,0 +1,128 @@
+"""Chi-square of 100,000 draws for each option against probabilities computed in plain float64."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import moestro.backends.cpu  # noqa: F401 -- registers the bodies
+from moestro import ops
+
+DRAWS = 100_000
+LOGITS = [2.0, 1.5, 0.3, 0.0, 0.0, -0.4, -1.0, -1.7, -2.5, -4.0]
+
+
+def draw(logits: list[float], count: int = DRAWS, varied: str = "position", **options: float):
+    """Tokens drawn with one part of the noise key running from 0 to count."""
+    fields = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    fields |= {"seed": 2024, "sample_index": 0, "position": 0} | options
+    columns = {}
+    for name, value in fields.items():
+        real = name in ("temperature", "top_p", "min_p")
+        columns[name] = torch.full((count,), value, dtype=torch.float64 if real else torch.int64)
+    columns[varied] = torch.arange(count)
+    row = torch.tensor(logits).expand(count, -1)
+    return ops.sample_tokens(row, ops.SamplingMetadata(**columns)).numpy()
+
+
+def probabilities(
+    logits: list[float],
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> np.ndarray:
+    """What each option is defined to leave, step by step."""
+    p = np.exp((np.float32(logits).astype(np.float64) - max(logits)) / temperature)
+    p[p < min_p * p.max()] = 0
+    order = sorted(range(len(p)), key=lambda i: (-p[i], i))
+    if top_k:
+        p[order[top_k:]] = 0
+    p /= p.sum()
+    mass = 0.0
+    for token in order:
+        if mass >= top_p:
+            p[token] = 0
+        mass += p[token]
+    return p / p.sum()
+
+
+def assert_follows(tokens: np.ndarray, p: np.ndarray) -> None:
+    counts = np.bincount(tokens, minlength=len(p))
+    assert counts[p == 0].sum() == 0
+    expected = p[p > 0] * len(tokens)
+    chi_square = float(((counts[p > 0] - expected) ** 2 / expected).sum())
+    degrees = max(len(expected) - 1, 1)
+    spread = 2 / (9 * degrees)
+    assert chi_square < degrees * (1 - spread + 4.0 * math.sqrt(spread)) ** 3, counts
+
+
+def test_plain_sampling():
+    assert_follows(draw(LOGITS), probabilities(LOGITS))
+
+
+@pytest.mark.parametrize("varied", ["seed", "sample_index"])
+def test_plain_sampling_over_other_parts_of_the_key(varied: str):
+    assert_follows(draw(LOGITS, 20_000, varied=varied), probabilities(LOGITS))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.5},
+        {"top_k": 4},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        {"temperature": 1.4, "top_k": 7, "top_p": 0.85, "min_p": 0.02},
+    ],
+    ids=str,
+)
+def test_each_option(options: dict[str, float]):
+    assert_follows(draw(LOGITS, **options), probabilities(LOGITS, **options))
+
+
+def test_penalties_bias_and_mask():
+    """Each edit is applied to a row by its op, and the draws follow the edited distribution."""
+    logits = torch.tensor([LOGITS])
+    ids = torch.tensor([0, 1, 2, 5])
+    zeros = torch.zeros(4, dtype=torch.int64)
+    ops.apply_token_bias(logits, ops.TokenBias(zeros[:1], torch.tensor([9]), torch.tensor([5.0])))
+    mask = torch.tensor([[0b11110111, 0b11]], dtype=torch.uint8)
+    ops.apply_token_mask(logits, ops.TokenMask(zeros[:1], mask))
+    counts = torch.tensor([2, 0, 1, 1])
+    of = [torch.full((4,), v, dtype=torch.float64) for v in (1.2, 0.3, 0.5)]
+    ops.apply_penalties(logits, ops.TokenCounts(zeros, ids, counts, *of))
+    x = np.array(LOGITS)
+    x[9] += 5.0
+    x[3] = -np.inf
+    for token, count in zip(ids.tolist(), counts.tolist(), strict=True):
+        x[token] = x[token] / 1.2 if x[token] > 0 else x[token] * 1.2
+        x[token] -= 0.3 * count + 0.5 * (count > 0)
+    assert_follows(draw(logits[0].tolist()), probabilities(x.tolist()))
+
+
+def test_rare_tokens_come_at_their_rate():
+    """5000 tokens of probability 1e-6 each beside one that holds the rest."""
+    rare = 5000
+    logits = [0.0] + [math.log(1e-6 / (1 - rare * 1e-6))] * rare
+    tokens = draw(logits, 40_000)
+    hits = tokens[tokens > 0]
+    expected = len(tokens) * rare * 1e-6
+    assert abs(len(hits) - expected) < 4.5 * math.sqrt(expected)
+    groups = np.bincount((hits - 1) // (rare // 10), minlength=10)
+    assert ((groups - len(hits) / 10) ** 2).sum() / (len(hits) / 10) < 36
+
+
+@pytest.mark.parametrize(
+    "shift", [{"position": 1}, {"sample_index": 1}, {"seed": 2025}], ids=lambda s: next(iter(s))
+)
+def test_neighbouring_draws_are_independent(shift: dict[str, int]):
+    logits = [1.0, 0.5, 0.0, -0.5]
+    p = probabilities(logits)
+    if "position" in shift:
+        tokens = draw(logits, 20_001)
+        first, second = tokens[:-1], tokens[1:]
+    else:
+        first, second = draw(logits, 20_000), draw(logits, 20_000, **shift)
+    assert_follows(first * 4 + second, np.outer(p, p).flatten())
