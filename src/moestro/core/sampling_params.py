@@ -112,6 +112,13 @@ class SamplingParams:
             _check_int(self.seed, "seed", -(2**63), 2**64 - 1)
 
     def _check_lists(self) -> None:
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(
+                    f"{name} must be true or false, got {getattr(self, name)!r}.", name
+                )
+        if not isinstance(self.grammar, GrammarSpec | None):
+            raise RequestError(f"grammar must be a GrammarSpec, got {self.grammar!r}.", "grammar")
         if any(not s for s in self.stop):
             raise RequestError("stop must not hold an empty string.", "stop")
         if self.stop and not self.detokenize:
@@ -124,6 +131,13 @@ class SamplingParams:
                 )
 
 
+_FLAGS = (
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "detokenize",
+)
 _INF = float("1e38")
 _RANGES = (  # name, low, high, whether low itself is refused
     ("temperature", 0.0, 2.0, False),
