@@ -179,6 +179,16 @@ def test_sampling_fields_reach_the_engine() -> None:
     assert options["strict_max_tokens"] is True
 
 
+@pytest.mark.parametrize(("limits", "strict"), [({}, False), ({"max_tokens": 5}, True)])
+def test_only_a_limit_that_was_asked_for_is_strict(limits: dict[str, int], strict: bool) -> None:
+    engine = FakeEngine()
+    post(make_context(engine), PATH, {"prompt": "a", **limits})
+    assert engine.calls[0].options["strict_max_tokens"] is strict
+    messages = [{"role": "user", "content": "a"}]
+    post(make_context(engine), "/v1/chat/completions", {"messages": messages, **limits})
+    assert engine.calls[1].options["strict_max_tokens"] is strict
+
+
 def test_unset_fields_take_the_models_defaults() -> None:
     engine = FakeEngine()
     defaults = make_context(engine).model.default_params.with_(temperature=0.7, top_k=20)

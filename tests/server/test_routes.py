@@ -75,3 +75,22 @@ def test_openapi_describes_the_bodies() -> None:
         schema = body["content"]["application/json"]["schema"]
         assert schema == {"$ref": f"#/components/schemas/{model}"}
         assert "temperature" in described["components"]["schemas"][model]["properties"]
+
+
+def test_no_page_that_needs_a_network() -> None:
+    for path in ("/docs", "/redoc"):
+        assert call(make_context(FakeEngine()), "GET", path).status_code == 404
+
+
+def test_requests_are_logged_without_what_the_client_made_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    context = make_context(FakeEngine())
+    with caplog.at_level("INFO", logger="moestro.server"):
+        call(context, "GET", "/evil%0aline")
+        call(context, "GET", "/health")
+        response = call(context, "GET", "/v1/models")
+    lines = [r.getMessage() for r in caplog.records if r.name == "moestro.server.middleware"]
+    assert len(lines) == 2
+    assert "other unknown 404" in lines[0]
+    assert lines[1].endswith(f"GET /v1/models 200 {response.headers['x-request-id']}")

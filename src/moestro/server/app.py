@@ -36,7 +36,14 @@ _REF = "#/components/schemas/{model}"
 
 def create_app(context: ServerContext, lifespan: Lifespan | None = None) -> FastAPI:
     """An application around one engine. `lifespan` runs around its life in the server."""
-    app = FastAPI(title="Moestro", version=context.version, lifespan=lifespan)
+    # The interactive pages would load their scripts from a CDN; /openapi.json stays.
+    app = FastAPI(
+        title="Moestro",
+        version=context.version,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
     app.state.context = context
     _add_routes(app)
     app.add_exception_handler(HTTPException, on_http_exception)

@@ -18,13 +18,17 @@ from moestro.server.errors import INTERNAL, ApiError, sanitise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One prompt of a call, as the engine gets it."""
+    """One prompt of a call, as the engine gets it.
+
+    strict_max_tokens: the client chose max_tokens, so one beyond the context is an error.
+    """
 
     prompt: Prompt
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
     add_special_tokens: bool = True
+    strict_max_tokens: bool = False
 
 
 @dataclass(slots=True)
@@ -130,7 +134,7 @@ async def run_job(
         priority=job.priority,
         cache_salt=job.cache_salt,
         add_special_tokens=job.add_special_tokens,
-        strict_max_tokens=True,
+        strict_max_tokens=job.strict_max_tokens,
     )
     accepted = False
     try:

@@ -76,6 +76,7 @@ class _Call:
             cache_salt=body.cache_salt or "",
             # the template has written bos and its kin already
             add_special_tokens=body.add_special_tokens is True,
+            strict_max_tokens=params.max_tokens is not None,
         )
         return cls(context, body, job, public_id("chatcmpl", body.request_id or header_id))
 

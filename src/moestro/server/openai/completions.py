@@ -82,6 +82,7 @@ class _Call:
                 priority=priority,
                 cache_salt=body.cache_salt or "",
                 add_special_tokens=body.add_special_tokens is not False,
+                strict_max_tokens=body.max_tokens is not None,
             )
             for p in prompts
         ]
