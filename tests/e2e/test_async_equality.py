@@ -4,9 +4,11 @@ import asyncio
 
 import pytest
 from tests.e2e.models import NAMES, model_path
-from tests.e2e.workload import Signature, requests, run_together, signature
+from tests.e2e.workload import NEEDS_KERNELS, Signature, requests, run_together, signature
 
 from moestro import LLM, AsyncEngine, EngineConfig, RequestOutput, SamplingParams
+
+pytestmark = NEEDS_KERNELS
 
 OPTIONS = {
     "max_model_len": 512,

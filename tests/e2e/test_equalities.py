@@ -11,6 +11,7 @@ import pytest
 from tests.e2e.models import NAMES, model_path
 from tests.e2e.workload import (
     GREEDY,
+    NEEDS_KERNELS,
     SAMPLED,
     Signature,
     requests,
@@ -20,6 +21,9 @@ from tests.e2e.workload import (
 )
 
 from moestro import LLM
+from moestro.backends.cpu.library import native, status
+
+pytestmark = NEEDS_KERNELS
 
 ROOT = Path(__file__).parents[2]
 MODELS = pytest.mark.parametrize("name", NAMES)
@@ -102,6 +106,15 @@ def test_two_threads_give_what_one_gives(name: str) -> None:
 def test_the_equalities_hold_in_fp32(name: str) -> None:
     with start(name, dtype="float32", max_num_batched_tokens=37) as llm:
         assert run_together(llm) == list(undisturbed(name, "float32"))
+
+
+@pytest.mark.parametrize("level", status().available_isas)
+def test_every_kernel_level_keeps_the_promise(level: str) -> None:
+    with native().at_level(level):
+        with start("hy_v3", enable_prefix_caching=False) as llm:
+            alone = run_one_by_one(llm)
+        with start("hy_v3", max_num_batched_tokens=37, num_threads=2) as llm:
+            assert run_together(llm) == alone
 
 
 @MODELS

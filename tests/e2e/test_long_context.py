@@ -3,9 +3,11 @@
 import functools
 
 import pytest
-from tests.e2e.workload import Signature, signature
+from tests.e2e.workload import NEEDS_KERNELS, Signature, signature
 
 from moestro import LLM, SamplingParams
+
+pytestmark = NEEDS_KERNELS
 
 PARAMS = SamplingParams(temperature=1.0, seed=3, max_tokens=8, logprobs=5)
 PROMPT = [3 + (17 * i + i * i // 5) % 3000 for i in range(1500)]

@@ -2,7 +2,14 @@
 
 from typing import Any
 
+import pytest
+
 from moestro import LLM, RequestOutput, SamplingParams
+from moestro.backends.cpu.library import has_native
+
+NEEDS_KERNELS = pytest.mark.skipif(
+    not has_native(), reason="the reference bodies do not promise the same bits (no compiler)"
+)
 
 Signature = tuple[Any, ...]
 
