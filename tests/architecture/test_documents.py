@@ -1,6 +1,7 @@
 """Documents keep step with the code: generated pages, links, commands, glossary, records."""
 
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -22,11 +23,19 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 def test_links_resolve(page: Path) -> None:
     broken = []
     for target in LINK.findall(re.sub(r"```.*?```", "", page.read_text(), flags=re.S)):
-        if target.startswith(("http://", "https://", "mailto:", "#")):
+        if target.startswith(("http://", "https://", "mailto:")):
             continue
-        if not (page.parent / target.split("#")[0]).exists():
+        name, _, heading = target.partition("#")
+        path = page.parent / name if name else page
+        if not path.exists() or (heading and heading not in _anchors(path)):
             broken.append(target)
     assert broken == []
+
+
+def _anchors(page: Path) -> set[str]:
+    """What GitHub calls the headings of a page."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_generated_pages_are_current() -> None:
@@ -89,3 +98,50 @@ def test_glossary_covers_the_seeds() -> None:
     for cell in re.findall(r"^\| ([^|]+) \|", text, flags=re.M):
         terms |= {t.strip() for t in cell.split(",")}
     assert sorted(set(SEED_ABBREVIATIONS.split()) - terms) == []
+
+
+PACKAGE = ROOT / "src" / "moestro"
+NAMED = re.compile(r"`([^`]+)`(, later)?")
+
+
+def test_glossary_says_where_things_are() -> None:
+    """A path in the last column exists; one marked later is not there yet, or an empty package."""
+    text = (ROOT / "docs" / "glossary.md").read_text()
+    wrong = []
+    for term, where in re.findall(r"^\| ([^|]+) \|[^|]*\| ([^|]+) \|$", text, flags=re.M):
+        for name, later in NAMED.findall(where):
+            if bool(later) is _holds_code(PACKAGE / name):
+                wrong.append(f"{term}: {name}{later}")
+    assert wrong == []
+
+
+def _holds_code(path: Path) -> bool:
+    """Whether a file, a module named without its suffix, or a package with code stands there."""
+    if path.is_dir():
+        return any(file.name != "__init__.py" for file in path.rglob("*.py"))
+    return path.is_file() or path.with_suffix(".py").is_file()
+
+
+SOURCE_FILE = re.compile(r"`([\w/-]+\.(?:py|cpp|h|inl))`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_named_files_exist(page: Path) -> None:
+    """A source file in backquotes is given from the root, from the package or from tests/oracle."""
+    homes = (ROOT, PACKAGE, page.parent)
+    missing = [
+        name
+        for name in SOURCE_FILE.findall(page.read_text())
+        if not any((home / name).is_file() for home in homes)
+    ]
+    assert missing == []
+
+
+def test_overview_is_current() -> None:
+    """docs/overview.svg is what scripts/draw_overview draws; what works has its packages."""
+    drawing = runpy.run_path(str(ROOT / "scripts" / "draw_overview"))
+    assert (ROOT / "docs" / "overview.svg").read_text() == drawing["draw"]()
+    for title, packages, *columns in drawing["ROWS"]:
+        if any(works for column in columns for _, works in column):
+            paths = [PACKAGE / name for name in packages.split(", ")]
+            assert all(p.is_dir() or p.with_suffix(".py").is_file() for p in paths), title
