@@ -8,8 +8,9 @@ import sys
 import traceback
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NoReturn
 
-from moestro import __version__, envs
+from moestro import envs
 from moestro.cli import bench, chat, doctor, generate, ops, plan, serve
 from moestro.errors import ConfigError, MoestroError, RequestError
 
@@ -30,7 +31,7 @@ DESCRIPTION = (
 def build_parser() -> argparse.ArgumentParser:
     """All subcommands and flags."""
     parser = argparse.ArgumentParser(prog="moestro", description=DESCRIPTION)
-    parser.add_argument("--version", action="version", version=f"moestro {__version__}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in SUBCOMMANDS:
         name = module.__name__.rpartition(".")[2]
@@ -39,6 +40,16 @@ def build_parser() -> argparse.ArgumentParser:
         )
         module.add_arguments(command)
     return parser
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when asked: the metadata is slow to read."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from moestro import __version__
+
+        print(f"moestro {__version__}")
+        parser.exit()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -246,7 +246,7 @@ def _lines(result: dict[str, Any]) -> list[str]:
     rows += [
         ("peak memory", f"{result['peak_memory_bytes'] / 1e9:.3f} GB (RssAnon + RssShmem)"),
         ("peak RSS", f"{result['peak_rss_bytes'] / 1e9:.3f} GB (VmHWM, mapped files included)"),
-        ("machine", f"{result['machine']['cpu']}, {result['machine']['num_threads']} threads"),
+        ("machine", f"{result['machine']['cpu']}, {result['plan']['num_threads']} threads"),
         ("kernels", str(result["versions"]["kernels"])),
     ]
     return aligned(rows)
