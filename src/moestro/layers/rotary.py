@@ -26,9 +26,10 @@ class RotaryTable:
 
     def rows(self, positions: torch.Tensor, limit: int) -> torch.Tensor:
         """Rows of positions [T] int64, all below `limit`: [T, D] fp32, cos half then sin half."""
-        while self._table.shape[0] < limit:
-            block = self._block(self._table.shape[0])
-            self._table = torch.cat((self._table, block.to(self._table.device)))
+        starts = range(self._table.shape[0], limit, BLOCK_POSITIONS)
+        if starts:
+            blocks = [self._block(start).to(self._table.device) for start in starts]
+            self._table = torch.cat((self._table, *blocks))
         return self._table.index_select(0, positions)
 
     def _block(self, start: int) -> torch.Tensor:
