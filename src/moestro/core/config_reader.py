@@ -100,8 +100,7 @@ class ConfigReader:
             value != wanted or isinstance(value, bool) is not isinstance(wanted, bool)
         ):
             raise UnsupportedError(
-                f"{self.where}: {key}={value!r} is not supported ({why}); "
-                f"only {wanted!r} is."
+                f"{self.where}: {key}={value!r} is not supported ({why}); only {wanted!r} is."
             )
 
     def token_id(self, key: str, vocab_size: int) -> int | None:
