@@ -123,7 +123,7 @@ def _bias(states: Sequence[SequenceState]) -> TokenBias | None:
             biases.update(((row, token_id), float("-inf")) for token_id in state.stop_token_ids)
     if not biases:
         return None
-    rows, token_ids = torch.tensor(list(biases)).T
+    rows, token_ids = torch.tensor(list(biases)).T.contiguous()
     values = torch.tensor(list(biases.values()), dtype=torch.float32)
     return TokenBias(rows, token_ids, values)
 

@@ -1,0 +1,144 @@
+"""A hand-cranked scheduler: tests say which sequence computes how many tokens in a step."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from moestro.core.sampling_params import SamplingParams
+from moestro.core.step import (
+    NewSequence,
+    Schedule,
+    ScheduledSequence,
+    SequenceOutput,
+    TokenLogprobs,
+)
+from moestro.runner.model_runner import ModelRunner
+
+
+@dataclass
+class Stream:
+    """One sequence as the cranker sees it, with all it has been given."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    seed: int = 0
+    sample_index: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    token_ids: list[int] = field(default_factory=list)
+    computed: int = 0
+    pages: list[int] = field(default_factory=list)
+    known: bool = False
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    error: str | None = None
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt)
+
+    @property
+    def output(self) -> list[int]:
+        return self.token_ids[len(self.prompt) :]
+
+    @property
+    def remaining(self) -> int:
+        """Known tokens not computed yet."""
+        return len(self.token_ids) - self.computed
+
+
+class Cranker:
+    """Gives out pages in a shuffled order and turns wishes into schedules."""
+
+    def __init__(
+        self, runner: ModelRunner, num_pages: int, page_size: int, shuffle_seed: int = 0
+    ) -> None:
+        self.runner = runner
+        self.page_size = page_size
+        self.streams: dict[int, Stream] = {}
+        self.free = list(range(num_pages))
+        random.Random(shuffle_seed).shuffle(self.free)
+        self._released: list[int] = []
+        self._steps = 0
+
+    def add(self, seq_id: int, stream: Stream) -> Stream:
+        self.streams[seq_id] = stream
+        return stream
+
+    def release(self, seq_id: int) -> Stream:
+        """Take a sequence from the runner, keeping its tokens (a preemption, or its end)."""
+        stream = self.streams.pop(seq_id)
+        self.free.extend(stream.pages)
+        stream.pages, stream.computed, stream.known = [], 0, False
+        self._released.append(seq_id)
+        return stream
+
+    def step(
+        self, wishes: Sequence[tuple[int, int]], masks: dict[int, bytes] | None = None
+    ) -> list[SequenceOutput]:
+        """Compute (seq_id, at most so many tokens), in this order."""
+        items, new = [], []
+        for seq_id, wish in wishes:
+            stream = self.streams[seq_id]
+            if not stream.known:
+                new.append(self._introduce(seq_id, stream))
+            count = min(wish, stream.remaining)
+            end = stream.computed + count
+            missing = -(-end // self.page_size) - len(stream.pages)
+            pages = [self.free.pop() for _ in range(missing)]
+            given = tuple(pages) if stream.known else (*stream.pages, *pages)
+            stream.pages += pages
+            stream.known = True
+            samples = end == len(stream.token_ids)
+            mask = (masks or {}).get(seq_id)
+            items.append(ScheduledSequence(seq_id, stream.computed, count, given, samples, mask))
+            stream.computed = end
+        schedule = Schedule(self._steps, tuple(items), tuple(new), tuple(self._released))
+        self._released.clear()
+        self._steps += 1
+        output = self.runner.execute(schedule)
+        assert output.step_id == schedule.step_id
+        assert [o.seq_id for o in output.sequences] == [seq_id for seq_id, _ in wishes]
+        for item, result in zip(items, output.sequences, strict=True):
+            self._take(item, result)
+        return list(output.sequences)
+
+    def decode(self, seq_ids: Sequence[int], steps: int) -> None:
+        for _ in range(steps):
+            self.step([(seq_id, 1) for seq_id in seq_ids])
+
+    def _introduce(self, seq_id: int, stream: Stream) -> NewSequence:
+        delivered = len(stream.prompt_logprobs)
+        wanted = stream.params.prompt_logprobs is not None
+        return NewSequence(
+            seq_id=seq_id,
+            token_ids=tuple(stream.token_ids),
+            num_prompt_tokens=len(stream.prompt),
+            params=stream.params,
+            seed=stream.seed,
+            sample_index=stream.sample_index,
+            stop_token_ids=stream.stop_token_ids,
+            prompt_logprobs_from=delivered + 1 if wanted else None,
+        )
+
+    def _take(self, item: ScheduledSequence, result: SequenceOutput) -> None:
+        stream = self.streams[item.seq_id]
+        if result.error is not None:
+            assert result == SequenceOutput(item.seq_id, error=result.error)
+            stream.error = result.error
+            return
+        assert len(result.token_ids) == int(item.samples)
+        asked = stream.params.logprobs is not None
+        assert len(result.logprobs) == len(result.token_ids) * asked
+        stream.token_ids += result.token_ids
+        stream.logprobs += result.logprobs
+        stream.prompt_logprobs += result.prompt_logprobs
+
+
+def alone(runner: ModelRunner, pages: int, page_size: int, stream: Stream, steps: int) -> Stream:
+    """Run one stream by itself, its prompt whole, and give back what it became."""
+    cranker = Cranker(runner, pages, page_size, shuffle_seed=1)
+    cranker.add(-1, stream)
+    cranker.step([(-1, len(stream.prompt))])
+    cranker.decode([-1], steps - 1)
+    cranker.release(-1)
+    runner.execute(Schedule(0, (), (), (-1,)))
+    return stream

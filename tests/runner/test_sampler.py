@@ -1,0 +1,100 @@
+"""sample() and score(): rows with options of their own, alone and together, to the bit."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import moestro.backends.cpu  # noqa: F401 -- registers the bodies
+from moestro.core.sampling_params import SamplingParams
+from moestro.core.step import NewSequence, SequenceOutput
+from moestro.runner.sampler import finite_rows, sample, score
+from moestro.runner.sequence_state import SequenceState
+
+ROWS = (
+    SamplingParams(temperature=0.0, logprobs=0),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.8, top_k=40, logprobs=20),
+    SamplingParams(temperature=1.1, top_p=0.7, logprobs=1),
+    SamplingParams(temperature=0.0, repetition_penalty=1.5, logprobs=2),
+    SamplingParams(temperature=1.0, frequency_penalty=2.0, presence_penalty=-1.0, logprobs=2),
+    SamplingParams(temperature=1.3, min_p=0.2, logit_bias=((5, 3.0), (9, -100.0)), logprobs=3),
+    SamplingParams(temperature=0.6, top_k=20, top_p=0.95, min_tokens=9, logprobs=5),
+)
+
+
+def state(i: int) -> SequenceState:
+    new = NewSequence(
+        seq_id=i,
+        token_ids=tuple((i * 31 + j * j) % 300 for j in range(20)),
+        num_prompt_tokens=15,
+        params=ROWS[i],
+        seed=2**63 + i * 12345,
+        sample_index=i % 3,
+        stop_token_ids=frozenset({0, 7}),
+    )
+    return SequenceState(new, row=i)
+
+
+@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("vocab", [383, 40009, 151669])
+def test_a_row_comes_out_the_same_alone_and_among_others(vocab: int, threads: int):
+    g = torch.Generator().manual_seed(vocab)
+    logits = torch.randn((len(ROWS), vocab), generator=g) * 5
+    packed = torch.randint(0, 256, (-(-vocab // 8),), generator=g).to(torch.uint8)
+    masks = [None, None, bytes(packed.tolist()), *[None] * 4, bytes(packed.flip(0).tolist())]
+
+    def outputs(rows: list[int]) -> list[SequenceOutput]:
+        return sample(logits[rows], [state(i) for i in rows], [masks[i] for i in rows])
+
+    torch.set_num_threads(1)
+    whole = outputs(list(range(len(ROWS))))
+    torch.set_num_threads(threads)
+    assert [o.seq_id for o in whole] == list(range(len(ROWS)))
+    for o, params in zip(whole, ROWS, strict=True):
+        assert o.error is None
+        assert [len(e.token_ids) for e in o.logprobs] == (
+            [] if params.logprobs is None else [1 + params.logprobs]
+        )
+        assert all(e.token_ids[0] == o.token_ids[0] for e in o.logprobs)
+    for row in range(len(ROWS)):
+        assert outputs([row]) == whole[row : row + 1]
+    assert outputs([7, 2, 5]) == [whole[7], whole[2], whole[5]]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_one_value_that_is_not_finite_stops_its_row_only(bad: float):
+    g = torch.Generator().manual_seed(1)
+    logits = torch.randn((3, 4001), generator=g)
+    healthy = sample(logits.clone(), [state(i) for i in (1, 2, 3)], [None] * 3)
+    logits[1, 4000] = bad
+    assert finite_rows(logits) == [True, False, True]
+    got = sample(logits, [state(i) for i in (1, 2, 3)], [None] * 3)
+    assert (got[0], got[2]) == (healthy[0], healthy[2])
+    assert got[1] == SequenceOutput(2, error=got[1].error)
+    assert "not finite" in (got[1].error or "")
+
+
+def test_every_step_of_a_sequence_draws_afresh():
+    one = state(1)
+    drawn = []
+    for _ in range(30):
+        (output,) = sample(torch.zeros(1, 1000), [one], [None])
+        drawn.append(output.token_ids[0])
+        one.append(output.token_ids[0])
+    assert len(set(drawn)) > 25
+    assert one.token_ids[20:].tolist() == drawn
+
+
+def test_scoring_lists_as_many_as_each_row_wants():
+    logits = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
+    first, second = score(logits, [0, 2], [0, 2])
+    assert (first.token_ids, first.ranks) == ((0,), (3,))
+    assert (second.token_ids, second.ranks) == ((2, 0, 1), (3, 1, 2))
+    assert score(logits[:0], [], []) == []
