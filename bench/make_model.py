@@ -192,7 +192,7 @@ def write_shards(
     if len(files) == 1:
         files[0][0].rename(folder / "model.safetensors")
         return
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for i, (path, names) in enumerate(files, 1):
         final = f"model-{i:05}-of-{len(files):05}.safetensors"
         path.rename(folder / final)
