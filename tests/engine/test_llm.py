@@ -1,6 +1,7 @@
 """LLM over the bundled model: shapes of input, errors, life and memory."""
 
 import gc
+import signal
 import subprocess
 import sys
 import weakref
@@ -11,8 +12,8 @@ from typing import Any
 import pytest
 
 from moestro import LLM, RequestOutput, SamplingParams
-from moestro.core.messages import StepReport
 from moestro.core.request import FinishReason
+from moestro.core.step import Schedule, StepOutput
 from moestro.errors import ConfigError, EngineDeadError, RequestError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
@@ -131,21 +132,38 @@ def test_tokenizer_renders_the_template(llm: LLM) -> None:
     assert ids == tokenizer.encode("# sum\n")
 
 
-def test_an_interrupt_leaves_the_engine_empty(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = llm._open().engine
-    step, count = engine.step, iter(range(100))
+def test_an_interrupt_leaves_the_engine_empty_and_usable(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C inside a step takes effect after it."""
+    runner = llm._open().engine._runner
+    execute, count = runner.execute, iter(range(100))
 
-    def interrupted() -> StepReport:
+    def interrupted(schedule: Schedule) -> StepOutput:
         if next(count) == 3:
-            raise KeyboardInterrupt
-        return step()
+            signal.raise_signal(signal.SIGINT)
+        return execute(schedule)
 
-    monkeypatch.setattr(engine, "step", interrupted)
+    monkeypatch.setattr(runner, "execute", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["a", "b"], GREEDY)
     monkeypatch.undo()
     assert llm.stats().num_running == 0
-    assert len(llm.generate(["a"], GREEDY)) == 1
+    assert len(llm.generate(["a"], GREEDY)[0].outputs[0].token_ids) == 6
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_broken_step_closes_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM(**SMALL)
+
+    def broken(schedule: Schedule) -> StepOutput:
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(llm._open().engine._runner, "execute", broken)
+    with pytest.raises(RuntimeError, match="no luck"):
+        llm.generate(["a"], GREEDY)
+    with pytest.raises(EngineDeadError, match=r"failed \(RuntimeError: no luck\)"):
+        llm.generate(["a"], GREEDY)
 
 
 def test_without_a_tokenizer() -> None:

@@ -7,13 +7,15 @@ from typing import Any
 
 from moestro.chat.templates import ChatTemplate
 from moestro.config import EngineConfig
-from moestro.core.messages import EngineStats
+from moestro.core.messages import EngineStats, StepReport
 from moestro.core.outputs import RequestOutput
 from moestro.core.request import Request
 from moestro.core.sampling_params import SamplingParams
 from moestro.engine.build import build_engine
 from moestro.engine.built_engine import BuiltEngine
+from moestro.engine.engine import Engine
 from moestro.engine.input_processor import Prompt
+from moestro.engine.interrupt import deferred_interrupt
 from moestro.engine.progress_bar import prompt_progress
 from moestro.engine.request_progress import RequestProgress
 from moestro.engine.tokenizer import Tokenizer
@@ -57,7 +59,8 @@ class LLM:
         self.plan = self._built.plan
         self.spec = self._built.spec
         self._ids = itertools.count()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._ended = "This LLM has been closed"
 
     def generate(
         self,
@@ -126,9 +129,10 @@ class LLM:
 
     def close(self) -> None:
         """Drop the model and its memory. Repeatable; any other call then raises EngineDeadError."""
-        built, self._built = self._built, None
-        if built is not None:
-            built.engine.close()
+        with self._lock:
+            built, self._built = self._built, None
+            if built is not None:
+                built.engine.close()
 
     def __enter__(self) -> "LLM":
         return self
@@ -138,7 +142,7 @@ class LLM:
 
     def _open(self) -> BuiltEngine:
         if self._built is None:
-            raise EngineDeadError("This LLM has been closed; make a new one.")
+            raise EngineDeadError(f"{self._ended}; make a new LLM.")
         return self._built
 
     def _run(
@@ -178,19 +182,29 @@ class LLM:
         try:
             for request in requests:
                 engine.add_request(request)
-            with prompt_progress(len(requests), use_tqdm) as bar:
+            with prompt_progress(len(requests), use_tqdm) as bar, deferred_interrupt() as check:
                 while engine.has_work():
-                    for delta in engine.step().deltas:
+                    for delta in self._step(engine).deltas:
                         progress = progresses[delta.request_id]
                         progress.add(delta)
                         num_done += progress.finished
                         num_tokens += len(delta.token_ids)
                     bar.advance(num_done, num_tokens)
+                    check()
         except BaseException:
             engine.abort_all()
             engine.discard_pending()
             raise
         return [progress.output() for progress in progresses.values()]
+
+    def _step(self, engine: Engine) -> StepReport:
+        """One step; after an exception out of it the engine is beyond use and is closed."""
+        try:
+            return engine.step()
+        except BaseException as error:
+            self._ended = f"The engine has failed ({type(error).__name__}: {error})"
+            self.close()
+            raise
 
 
 def _as_prompts(prompts: Any) -> list[Any]:
