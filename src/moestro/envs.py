@@ -62,7 +62,7 @@ def _optional_path(text: str) -> Path | None:
     return _path(text)
 
 
-CPU_ISA_LEVELS = ("auto", "portable", "avx2", "avx512", "reference")
+CPU_ISA_LEVELS = ("auto", "portable", "avx2", "avx512", "amx", "reference")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 CPU_ISA = EnvVar(

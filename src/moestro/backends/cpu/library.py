@@ -23,7 +23,7 @@ FILE_NAME = "libmoestro_cpu.so"
 ABI_VERSION = 1
 NUMERICS_VERSION = 1
 """Raised with every change of a kernel's bits: it is part of the device's identity."""
-LEVELS = ("avx512", "avx2", "portable")
+LEVELS = ("amx", "avx512", "avx2", "portable")
 """Best first; `auto` takes the first one the machine runs."""
 
 _OK, _BAD_DTYPE, _BAD_SHAPE, _OUT_OF_RANGE, _NO_MEMORY = range(5)

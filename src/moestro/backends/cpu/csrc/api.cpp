@@ -39,6 +39,7 @@ const Kernels* find_level(const char* name) {
     if (std::strcmp(name, "portable") == 0) return portable_kernels();
     if (std::strcmp(name, "avx2") == 0 && cpu_has_avx2()) return avx2_kernels();
     if (std::strcmp(name, "avx512") == 0 && cpu_has_avx512()) return avx512_kernels();
+    if (std::strcmp(name, "amx") == 0 && cpu_has_amx()) return amx_kernels();
     return nullptr;
 }
 

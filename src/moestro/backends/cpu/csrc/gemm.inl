@@ -8,6 +8,9 @@
 constexpr int64_t kKBlock = 1024;
 constexpr int64_t kPanel = 12;  // rows of x kept in the first-level cache; a multiple of MR
 
+inline int64_t blocks(int64_t size, int64_t block) { return (size + block - 1) / block; }
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
 // Any pair of element types, widened to fp32.
 template <class A, class B>
 struct DotWide {
@@ -28,7 +31,7 @@ struct DotOf {
 };
 template <>
 struct DotOf<bf16, bf16> {
-    using type = DotBf16;
+    using type = FastBf16;  // what the level has for it
 };
 
 template <class Dot>
@@ -39,7 +42,7 @@ struct Gemm {
     // c[r, j] (+)= x[r] . w[j] over k elements, for R rows of x and C rows of w.
     template <int R, int C>
     static void tile(const TX* const* x, int64_t x_offset, const TW* w, int64_t ldw, int64_t k,
-                     float* c, int64_t ldc, bool add) {
+                     float* c, int64_t ldc, bool add, const TW* ahead = nullptr) {
         F acc[R][C];
         for (int r = 0; r < R; ++r)
             for (int j = 0; j < C; ++j) acc[r][j] = zero();
@@ -48,6 +51,7 @@ struct Gemm {
         int64_t i = 0;
         for (; i + Dot::STEP <= k; i += Dot::STEP) {
             typename Dot::X b[C];
+            if (R == 1 && ahead != nullptr) fetch<C * Dot::STEP>(ahead + C * i);
             for (int j = 0; j < C; ++j) b[j] = Dot::load_w(w + j * ldw + i);
             for (int r = 0; r < R; ++r) {
                 const typename Dot::X a = Dot::load_x(rows[r] + i);
@@ -63,6 +67,13 @@ struct Gemm {
             }
         }
         for (int r = 0; r < R; ++r) put_sums<C>(acc[r], c + r * ldc, add);
+    }
+
+    // Asks for `size` elements from p on.
+    template <int size>
+    static void fetch(const TW* p) {
+        for (int i = 0; i < size; i += 64 / static_cast<int>(sizeof(TW)))
+            __builtin_prefetch(p + i, 0, 2);
     }
 
     template <int C>
@@ -87,20 +98,21 @@ struct Gemm {
         if (n - i == 1) tile<1, C>(x + i, x_offset, w, ldw, k, c + i * ldc, ldc, add);
     }
 
-    // c[i, j] = x[i] . w[j] for n rows of x and m rows of w over K elements.
-    static void block(const TX* const* x, int64_t n, const TW* w, int64_t ldw, int64_t m, int64_t K,
-                      float* c, int64_t ldc) {
+    // Rows of x are read where they lie.
+    static bool packs(int64_t, int64_t) { return false; }
+    static int64_t packed_elements(int64_t, int64_t) { return 0; }
+    static void pack(const TX* const*, int64_t, int64_t, TX*) {}
+
+    // c[i, j] = x[i] . w[j] for n rows of x and m rows of w over K elements. next: the weights that
+    // will be wanted after these, or null.
+    static void block(const TX* const* x, const TX*, int64_t n, const TW* w, int64_t ldw, int64_t m,
+                      int64_t K, float* c, int64_t ldc, const TW* next) {
+        if (n == 1) return row(x, w, ldw, m, K, c, next);
         for (int64_t k0 = 0; k0 < K; k0 += kKBlock) {
-            const int64_t k = K - k0 < kKBlock ? K - k0 : kKBlock;
-            const bool add = k0 > 0;
-            if (n == 1) {
-                row(x, k0, w + k0, ldw, m, k, c, add);
-                continue;
-            }
-            for (int64_t i = 0; i < n; i += kPanel) {
-                const int64_t rows = n - i < kPanel ? n - i : kPanel;
-                panel(x + i, rows, k0, w + k0, ldw, m, k, c + i * ldc, ldc, add);
-            }
+            const int64_t k = smaller(kKBlock, K - k0);
+            for (int64_t i = 0; i < n; i += kPanel)
+                panel(x + i, smaller(kPanel, n - i), k0, w + k0, ldw, m, k, c + i * ldc, ldc,
+                      k0 > 0);
         }
     }
 
@@ -111,62 +123,21 @@ struct Gemm {
         for (; j < m; ++j) column<1>(x, n, k0, w + j * ldw, ldw, k, c + j, ldc, add);
     }
 
-    // One row of x: more rows of w at once, for more loads in flight.
-    static void row(const TX* const* x, int64_t k0, const TW* w, int64_t ldw, int64_t m, int64_t k,
-                    float* c, bool add) {
+    // One row of x: rows of w in the order in which they lie in memory, eight at once, while the
+    // next eight are asked for.
+    static void row(const TX* const* x, const TW* w, int64_t ldw, int64_t m, int64_t K, float* c,
+                    const TW* next) {
         int64_t j = 0;
-        for (; j + 8 <= m; j += 8) tile<1, 8>(x, k0, w + j * ldw, ldw, k, c + j, 0, add);
-        for (; j + 4 <= m; j += 4) tile<1, 4>(x, k0, w + j * ldw, ldw, k, c + j, 0, add);
-        for (; j < m; ++j) tile<1, 1>(x, k0, w + j * ldw, ldw, k, c + j, 0, add);
+        for (; j + 8 <= m; j += 8)
+            row_tile<8>(x, w + j * ldw, ldw, K, c + j, j + 8 < m ? w + (j + 8) * ldw : next);
+        for (; j < m; ++j) row_tile<1>(x, w + j * ldw, ldw, K, c + j, nullptr);
+    }
+
+    template <int C>
+    static void row_tile(const TX* const* x, const TW* w, int64_t ldw, int64_t K, float* c,
+                         const TW* ahead) {
+        for (int64_t k0 = 0; k0 < K; k0 += kKBlock)
+            tile<1, C>(x, k0, w + k0, ldw, smaller(kKBlock, K - k0), c, 0, k0 > 0,
+                       ahead == nullptr ? nullptr : ahead + C * k0);
     }
 };
-
-constexpr int64_t kTokenBlock = 96;   // rows of x a linear task takes; a multiple of kPanel
-constexpr int64_t kWeightBlock = 64;  // rows of w a task takes
-
-inline int64_t blocks(int64_t size, int64_t block) { return (size + block - 1) / block; }
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
-template <class Dot>
-void linear_of(const LinearArgs& a) {
-    using TX = typename Dot::TX;
-    using TW = typename Dot::TW;
-    const int64_t K = a.in_features, M = a.out_features;
-    const int64_t token_blocks = blocks(a.num_tokens, kTokenBlock);
-    const int64_t weight_blocks = blocks(M, kWeightBlock);
-    parallel(token_blocks * weight_blocks, [&](int64_t task, int) {
-        const int64_t t0 = task % token_blocks * kTokenBlock;
-        const int64_t m0 = task / token_blocks * kWeightBlock;
-        const int64_t n = smaller(kTokenBlock, a.num_tokens - t0);
-        const int64_t m = smaller(kWeightBlock, M - m0);
-        const TX* rows[kTokenBlock];
-        for (int64_t i = 0; i < n; ++i) rows[i] = static_cast<const TX*>(a.x) + (t0 + i) * K;
-        alignas(64) float c[kTokenBlock * kWeightBlock];
-        const TW* w = static_cast<const TW*>(a.weight) + m0 * K;
-        Gemm<Dot>::block(rows, n, w, K, m, K, c, kWeightBlock);
-        with_dtype(a.out_dtype, [&](auto* type) {
-            using TO = pointee<decltype(type)>;
-            TO* out = static_cast<TO*>(a.out) + t0 * M + m0;
-            for (int64_t i = 0; i < n; ++i)
-                for_vectors(m, [&](int64_t j, int64_t lanes) {
-                    store_some(out + i * M + j, load_some(c + i * kWeightBlock + j, lanes), lanes);
-                });
-        });
-    });
-}
-
-// Calls fn with a null pointer to the dot of the two element types: equal ones, or fp32 x.
-template <class Fn>
-void with_dot(int32_t x_dtype, int32_t weight_dtype, Fn&& fn) {
-    with_dtype(weight_dtype, [&](auto* w) {
-        using TW = pointee<decltype(w)>;
-        if (x_dtype == kF32)
-            fn(static_cast<typename DotOf<float, TW>::type*>(nullptr));
-        else
-            fn(static_cast<typename DotOf<TW, TW>::type*>(nullptr));
-    });
-}
-
-void linear(const LinearArgs& a) {
-    with_dot(a.x_dtype, a.weight_dtype, [&](auto* dot) { linear_of<pointee<decltype(dot)>>(a); });
-}

@@ -17,10 +17,14 @@ namespace avx2 {
 namespace {
 
 #include "vec_avx2.h"
+
+using FastBf16 = DotBf16;
+
 // clang-format off: the order matters
 #include "math.inl"
 #include "elementwise.inl"
 #include "gemm.inl"
+#include "linear.inl"
 #include "moe.inl"
 #include "attention.inl"
 // clang-format on

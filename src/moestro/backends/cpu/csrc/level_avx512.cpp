@@ -17,10 +17,14 @@ namespace avx512 {
 namespace {
 
 #include "vec_avx512.h"
+
+using FastBf16 = DotBf16;
+
 // clang-format off: the order matters
 #include "math.inl"
 #include "elementwise.inl"
 #include "gemm.inl"
+#include "linear.inl"
 #include "moe.inl"
 #include "attention.inl"
 // clang-format on

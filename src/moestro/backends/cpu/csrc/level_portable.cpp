@@ -12,10 +12,14 @@ namespace portable {
 namespace {
 
 #include "vec_portable.h"
+
+using FastBf16 = DotBf16;
+
 // clang-format off: the order matters
 #include "math.inl"
 #include "elementwise.inl"
 #include "gemm.inl"
+#include "linear.inl"
 #include "moe.inl"
 #include "attention.inl"
 // clang-format on

@@ -113,7 +113,7 @@ struct Kernels {
     void (*silu_and_mul)(const void* x, void* out, int64_t rows, int64_t size, int32_t dtype);
     void (*qk_norm_rope)(const RopeArgs&);
     void (*store_kv)(const StoreKvArgs&);
-    void (*linear)(const LinearArgs&);
+    Status (*linear)(const LinearArgs&);
     void (*moe_gating_top_k)(const GatingArgs&);
     Status (*moe_experts)(const MoeArgs&);
     Status (*paged_attention)(const AttentionArgs&);
@@ -123,5 +123,6 @@ struct Kernels {
 const Kernels* portable_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
+const Kernels* amx_kernels();
 
 }  // namespace moestro
