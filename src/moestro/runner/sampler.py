@@ -95,9 +95,8 @@ def score_prompt(
 
 
 def finite_rows(logits: torch.Tensor) -> list[bool]:
-    """Whether all of a row is finite. Minimum and maximum carry NaN along, in one pass."""
-    low, high = torch.aminmax(logits, dim=1)
-    finite: list[bool] = (low.isfinite() & high.isfinite()).tolist()
+    """Whether all of a row is finite: minimum and maximum carry NaN along."""
+    finite: list[bool] = (logits.amin(1).isfinite() & logits.amax(1).isfinite()).tolist()
     return finite
 
 

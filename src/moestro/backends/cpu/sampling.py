@@ -172,50 +172,53 @@ def _candidates(
     if min_p == 0.0 and top_p == 1.0:
         return ids
     y = _scaled(row if ids is None else row[ids], row.max(), temperature)
-    floor = noise.log_number(min_p) if min_p > 0.0 else -np.inf
-    if top_p < 1.0:
-        floor = max(floor, noise.MIN_EXPONENT)  # no mass below: top_p never keeps those
-    if floor > -np.inf:
-        kept = np.flatnonzero(y >= floor)
+    if min_p > 0.0:
+        kept = np.flatnonzero(y >= noise.log_number(min_p))
         ids, y = kept if ids is None else ids[kept], y[kept]
-    return ids if top_p == 1.0 or ids is None else _prefix(row, ids, y, top_p)
+    return ids if top_p == 1.0 else _prefix(row, ids, y, top_p)
 
 
-def _prefix(row: np.ndarray, ids: np.ndarray, y: np.ndarray, top_p: float) -> np.ndarray:
-    """The first of ids in order that hold top_p of their mass. Equal logits stand by rising id.
+def _prefix(row: np.ndarray, ids: np.ndarray | None, y: np.ndarray, top_p: float) -> np.ndarray:
+    """The first of ids (None: all) in order that hold top_p of their mass.
 
     Among many, a histogram over y finds the narrow range in which the prefix ends; only that is
-    sorted.
+    sorted, equal logits by rising id. Overwrites y.
     """
-    mass = np.empty(len(y), np.int64)
-    for begin in range(0, len(y), _BLOCK):
-        mass[begin : begin + _BLOCK] = noise.scaled_exp(y[begin : begin + _BLOCK])
-    need = noise.needed_mass(top_p, int(mass.sum()))
-    surely = ids[:0]
-    if len(ids) > _FEW:
-        bucket = (y * -_BUCKETS).astype(np.int64)  # 0 holds the best
-        held = _mass_up_to(bucket, mass)
+    np.maximum(y, noise.MIN_EXPONENT, out=y)  # no mass there: never kept
+    surely, need = np.empty(0, np.int64), 0
+    if len(y) <= _FEW:
+        at = np.arange(len(y))
+    else:
+        held = _mass_by_bucket(y).cumsum()
+        need = noise.needed_mass(top_p, int(held[-1]))
         last = int(np.searchsorted(held, need))
         need -= int(held[last - 1]) if last else 0
-        surely = ids[np.flatnonzero(bucket < last)]
-        inside = np.flatnonzero(bucket == last)
-        ids, mass = ids[inside], mass[inside]
-    order = np.argsort(-row[ids], kind="stable")
-    mass = mass[order]
-    kept = order[: np.count_nonzero(mass.cumsum() - mass < need)]
-    return np.concatenate((surely, ids[kept]))
+        surely = np.flatnonzero(y > last / -_BUCKETS)
+        at = np.flatnonzero((y <= last / -_BUCKETS) & (y > (last + 1) / -_BUCKETS))
+    x = row[at if ids is None else ids[at]]
+    at = at[np.argsort(-x, kind="stable")]
+    mass = noise.scaled_exp(y[at]).astype(np.int64)
+    cumulative = mass.cumsum()
+    need = need or noise.needed_mass(top_p, int(cumulative[-1]))
+    at = np.concatenate((surely, at[: np.count_nonzero(cumulative - mass < need)]))
+    return at if ids is None else ids[at]
 
 
-def _mass_up_to(bucket: np.ndarray, mass: np.ndarray) -> np.ndarray:
-    """[max bucket + 1] int64: the mass of each bucket and those before it.
+def _mass_by_bucket(y: np.ndarray) -> np.ndarray:
+    """[buckets] int64 histogram of the mass, bucket b holding b <= -y * _BUCKETS < b + 1.
 
     Exact: halves of a mass stay below 2^23 and their float64 totals below 2^53.
     """
     half = noise.MASS_BITS // 2
-    held = np.bincount(bucket, mass >> half).astype(np.int64) << half
-    held += np.bincount(bucket, mass & ((1 << half) - 1)).astype(np.int64)
-    total: np.ndarray = held.cumsum()
-    return total
+    size = int(-noise.MIN_EXPONENT * _BUCKETS) + 1
+    upper, lower = np.zeros(size), np.zeros(size)
+    for begin in range(0, len(y), _BLOCK):
+        part = y[begin : begin + _BLOCK]
+        bucket = (part * -_BUCKETS).astype(np.int64)
+        mass = noise.scaled_exp(part).astype(np.int64)
+        upper += np.bincount(bucket, mass >> half, size)
+        lower += np.bincount(bucket, mass & ((1 << half) - 1), size)
+    return (upper.astype(np.int64) << half) + lower.astype(np.int64)
 
 
 def _first_of_order(row: np.ndarray, count: int) -> np.ndarray:
