@@ -127,7 +127,7 @@ SOURCE_FILE = re.compile(r"`([\w/-]+\.(?:py|cpp|h|inl))`")
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_named_files_exist(page: Path) -> None:
-    """A source file in backquotes is given from the root, from the package or from tests/oracle."""
+    """A source file in backquotes is there, seen from the root, the package or the page."""
     homes = (ROOT, PACKAGE, page.parent)
     missing = [
         name
