@@ -102,6 +102,7 @@ def test_a_failure_is_told_even_when_nothing_else_runs() -> None:
     schedule = loop.step()
     assert schedule is not None
     assert schedule.sequences == schedule.new_sequences == ()
+    assert loop.scheduler.stats().last_step_tokens == 0
     assert loop.results["a", 0].finish_reason is FinishReason.ERROR
     assert not loop.scheduler.has_work()
     loop.add(make_request("b", [1], max_tokens=1))

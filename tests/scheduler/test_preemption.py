@@ -59,7 +59,7 @@ def test_who_needs_a_page_and_is_last_waits_with_its_pages() -> None:
     assert loop.scheduler.stats().num_preemptions == 0
 
 
-def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+def test_who_gave_way_does_not_come_back_or_is_overtaken_in_that_step() -> None:
     loop = crowded()
     loop.add(make_request("c", [3], max_tokens=1))
     schedule = loop.step()

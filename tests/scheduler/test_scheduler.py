@@ -112,6 +112,20 @@ def test_a_prompt_advances_under_decodes_that_fill_every_step() -> None:
     assert loop.results["late", 0].finish_reason is FinishReason.LENGTH
 
 
+def test_what_prompts_can_not_use_goes_back_to_decode() -> None:
+    loop = Loop(max_num_batched_tokens=4, max_num_seqs=8, num_pages=8, page_size=16)
+    loop.add(*(make_request(str(i), [i], max_tokens=14) for i in range(6)))
+    for _ in range(3):
+        loop.step()
+    loop.add(make_request("too big for now", [7] * 40, max_tokens=1))
+    for _ in range(8):
+        schedule = loop.step()
+        assert schedule is not None
+        assert schedule.num_tokens == 4
+        assert not schedule.new_sequences
+    loop.run()
+
+
 @pytest.mark.parametrize("budget", [1, 2, 3])
 def test_even_a_tiny_budget_serves_all(budget: int) -> None:
     loop = Loop(max_num_batched_tokens=budget)

@@ -87,8 +87,7 @@ class Scheduler:
     def abort(self, request_id: str) -> list[Sequence]:
         """End every live sequence of a request, at whatever stage; returns them."""
         sequences = self._roster.of_request(request_id)
-        # Last first: the end of the first sibling lets those it held back into the queue.
-        for seq in reversed(sequences):
+        for seq in sequences:
             self._roster.end(seq, FinishReason.ABORT, None)
         return sequences
 
@@ -236,9 +235,7 @@ class Scheduler:
     def _plan_prompts(self, step: StepBuilder, prefills: list[Sequence]) -> None:
         for seq in prefills:
             self._plan_running(step, seq)
-        # Whoever was preempted just now would be the first to come back and be preempted again.
-        if not step.preempted:
-            self._admit(step)
+        self._admit(step)
 
     def _plan_running(self, step: StepBuilder, seq: Sequence) -> None:
         """Plan the next run of a running sequence, unless it must wait for a page."""
@@ -257,7 +254,6 @@ class Scheduler:
             if victim is None:
                 return
             self._roster.preempt(victim)
-            step.preempted = True
             new_pages = self._kv.grow(seq, end)
         step.add(seq, num_tokens, new_pages)
         self._budget.left -= num_tokens

@@ -7,13 +7,12 @@ from moestro.core.step import NewSequence, Schedule, ScheduledSequence
 
 
 class StepBuilder:
-    """Collects runs in schedule order. preempted: whether planning had to preempt somebody."""
+    """Collects runs in schedule order."""
 
     def __init__(self, step_id: int) -> None:
         self.step_id = step_id
         self.runs: dict[int, ScheduledSequence] = {}
         self.num_tokens = 0
-        self.preempted = False
         self.admitted: dict[int, Sequence] = {}
 
     def add(self, seq: Sequence, num_tokens: int, new_pages: tuple[int, ...]) -> None:
