@@ -20,6 +20,8 @@ ONLY_IN = {
     "starlette": ("server/",),
     "uvicorn": ("server/",),
     "ctypes": ("backends/cpu/",),
+    "yaml": ("config/sources.py",),
+    "prometheus_client": ("metrics.py",),
 }
 
 CONTROL_PLANE = ("core", "kvcache", "scheduler", "planner", "chat", "server")
