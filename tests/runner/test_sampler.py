@@ -8,6 +8,7 @@ import torch
 import moestro.backends.cpu  # noqa: F401 -- registers the bodies
 from moestro.core.sampling_params import SamplingParams
 from moestro.core.step import NewSequence, SequenceOutput
+from moestro.ops.noise import gumbel_noise, noise_key
 from moestro.runner.sampler import finite_rows, sample, score
 from moestro.runner.sequence_state import SequenceState
 
@@ -98,3 +99,12 @@ def test_scoring_lists_as_many_as_each_row_wants():
     assert (first.token_ids, first.ranks) == ((0,), (3,))
     assert (second.token_ids, second.ranks) == ((2, 0, 1), (3, 1, 2))
     assert score(logits[:0], [], []) == []
+
+
+def test_the_noise_belongs_to_the_position_of_the_new_token():
+    one = state(1)
+    logits = torch.randn((1, 500), generator=torch.Generator().manual_seed(3))
+    noise = gumbel_noise(torch.arange(500), noise_key(one.seed, 1, 20))
+    expected = int((logits[0].double() + noise).argmax())
+    (output,) = sample(logits, [one], [None])
+    assert output.token_ids == (expected,)
