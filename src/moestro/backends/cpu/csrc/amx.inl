@@ -37,30 +37,6 @@ inline void configure_tiles(int64_t w0, int64_t w1, int64_t x0, int64_t x1) {
     _tile_loadconfig(&config);
 }
 
-// out[i][j] = in[j][i], 16 x 16 words.
-inline void transpose16(const __m512i* in, __m512i* out) {
-    __m512i a[16], b[16];
-    for (int i = 0; i < 8; ++i) {
-        a[2 * i] = _mm512_unpacklo_epi32(in[2 * i], in[2 * i + 1]);
-        a[2 * i + 1] = _mm512_unpackhi_epi32(in[2 * i], in[2 * i + 1]);
-    }
-    for (int i = 0; i < 4; ++i)
-        for (int j = 0; j < 2; ++j) {
-            b[4 * i + 2 * j] = _mm512_unpacklo_epi64(a[4 * i + j], a[4 * i + 2 + j]);
-            b[4 * i + 2 * j + 1] = _mm512_unpackhi_epi64(a[4 * i + j], a[4 * i + 2 + j]);
-        }
-    for (int i = 0; i < 4; ++i) {
-        const __m512i lo01 = _mm512_shuffle_i32x4(b[i], b[4 + i], 0x88);
-        const __m512i hi01 = _mm512_shuffle_i32x4(b[i], b[4 + i], 0xdd);
-        const __m512i lo23 = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0x88);
-        const __m512i hi23 = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0xdd);
-        out[i] = _mm512_shuffle_i32x4(lo01, lo23, 0x88);
-        out[4 + i] = _mm512_shuffle_i32x4(hi01, hi23, 0x88);
-        out[8 + i] = _mm512_shuffle_i32x4(lo01, lo23, 0xdd);
-        out[12 + i] = _mm512_shuffle_i32x4(hi01, hi23, 0xdd);
-    }
-}
-
 template <>
 struct Gemm<FastBf16> {
     using TX = bf16;
@@ -81,7 +57,15 @@ struct Gemm<FastBf16> {
     }
 
     static void pack_group(const bf16* const* x, int64_t rows, int64_t K, bf16* packed) {
-        const __mmask16 lanes = first(rows);
+        if (rows > 1) return pack_rows(x, rows, rows, K, packed);
+        __builtin_memcpy(packed, x[0], static_cast<size_t>(K) * 2);
+        for (int64_t k = K; k < chunks(K) * kTileK; ++k) packed[k].bits = 0;
+    }
+
+    // `rows` rows, then zeros up to `width` of them.
+    static void pack_rows(const bf16* const* x, int64_t rows, int64_t width, int64_t K,
+                          bf16* packed) {
+        const __mmask16 lanes = first(width);
         for (int64_t k = 0; k < K; k += kTileK) {
             const int64_t count = smaller(kTileK, K - k);
             const __mmask32 some = static_cast<__mmask32>((uint64_t{1} << count) - 1);
@@ -89,13 +73,9 @@ struct Gemm<FastBf16> {
             for (int64_t r = 0; r < 16; ++r)
                 in[r] =
                     r < rows ? _mm512_maskz_loadu_epi16(some, x[r] + k) : _mm512_setzero_si512();
-            if (rows == 1) {
-                _mm512_storeu_si512(packed + k, in[0]);
-                continue;
-            }
             transpose16(in, out);
             for (int64_t p = 0; p < 16; ++p)
-                _mm512_mask_storeu_epi32(packed + (k + 2 * p) * rows, lanes, out[p]);
+                _mm512_mask_storeu_epi32(packed + (k + 2 * p) * width, lanes, out[p]);
         }
     }
 

@@ -31,7 +31,14 @@ struct FastBf16 {  // by tiles: amx.inl
 #include "linear.inl"
 #include "moe.inl"
 #include "attention.inl"
+#include "attention_f32.inl"
+#include "attention_amx.inl"
 // clang-format on
+
+Status paged_attention(const AttentionArgs& a) {
+    const bool tiles = a.q_dtype == kBF16 && a.kv_dtype == kBF16;
+    return tiles ? attend<TileAttention>(a) : attend<Attention>(a);
+}
 
 const Kernels kKernels = {"amx",  rms_norm,         silu_and_mul, qk_norm_rope,   store_kv,
                           linear, moe_gating_top_k, moe_experts,  paged_attention};

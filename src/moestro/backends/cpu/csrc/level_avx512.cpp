@@ -27,7 +27,10 @@ using FastBf16 = DotBf16;
 #include "linear.inl"
 #include "moe.inl"
 #include "attention.inl"
+#include "attention_f32.inl"
 // clang-format on
+
+Status paged_attention(const AttentionArgs& a) { return attend<Attention>(a); }
 
 const Kernels kKernels = {"avx512", rms_norm,         silu_and_mul, qk_norm_rope,   store_kv,
                           linear,   moe_gating_top_k, moe_experts,  paged_attention};

@@ -95,6 +95,24 @@ inline float hmax(F x) {
     return m;
 }
 
+// out[i] lane j = in[j] lane i
+inline void transpose(const F* in, F* out) {
+    __m256 a[8], b[8];
+    for (int i = 0; i < 4; ++i) {
+        a[2 * i] = _mm256_unpacklo_ps(in[2 * i].v, in[2 * i + 1].v);
+        a[2 * i + 1] = _mm256_unpackhi_ps(in[2 * i].v, in[2 * i + 1].v);
+    }
+    for (int i = 0; i < 2; ++i)
+        for (int j = 0; j < 2; ++j) {
+            b[4 * i + 2 * j] = _mm256_shuffle_ps(a[4 * i + j], a[4 * i + 2 + j], 0x44);
+            b[4 * i + 2 * j + 1] = _mm256_shuffle_ps(a[4 * i + j], a[4 * i + 2 + j], 0xee);
+        }
+    for (int i = 0; i < 4; ++i) {
+        out[i].v = _mm256_permute2f128_ps(b[i], b[4 + i], 0x20);
+        out[4 + i].v = _mm256_permute2f128_ps(b[i], b[4 + i], 0x31);
+    }
+}
+
 // bf16 x bf16: even and odd elements as two fp32 vectors, no shuffles.
 struct DotBf16 {
     using TX = bf16;

@@ -93,6 +93,38 @@ inline float hmax(F x) {
     return _mm512_reduce_max_ps(x.v);
 }
 
+// out[i][j] = in[j][i], 16 x 16 words.
+inline void transpose16(const __m512i* in, __m512i* out) {
+    __m512i a[16], b[16];
+    for (int i = 0; i < 8; ++i) {
+        a[2 * i] = _mm512_unpacklo_epi32(in[2 * i], in[2 * i + 1]);
+        a[2 * i + 1] = _mm512_unpackhi_epi32(in[2 * i], in[2 * i + 1]);
+    }
+    for (int i = 0; i < 4; ++i)
+        for (int j = 0; j < 2; ++j) {
+            b[4 * i + 2 * j] = _mm512_unpacklo_epi64(a[4 * i + j], a[4 * i + 2 + j]);
+            b[4 * i + 2 * j + 1] = _mm512_unpackhi_epi64(a[4 * i + j], a[4 * i + 2 + j]);
+        }
+    for (int i = 0; i < 4; ++i) {
+        const __m512i lo01 = _mm512_shuffle_i32x4(b[i], b[4 + i], 0x88);
+        const __m512i hi01 = _mm512_shuffle_i32x4(b[i], b[4 + i], 0xdd);
+        const __m512i lo23 = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0x88);
+        const __m512i hi23 = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0xdd);
+        out[i] = _mm512_shuffle_i32x4(lo01, lo23, 0x88);
+        out[4 + i] = _mm512_shuffle_i32x4(hi01, hi23, 0x88);
+        out[8 + i] = _mm512_shuffle_i32x4(lo01, lo23, 0xdd);
+        out[12 + i] = _mm512_shuffle_i32x4(hi01, hi23, 0xdd);
+    }
+}
+
+// out[i] lane j = in[j] lane i
+inline void transpose(const F* in, F* out) {
+    __m512i a[16], b[16];
+    for (int i = 0; i < 16; ++i) a[i] = _mm512_castps_si512(in[i].v);
+    transpose16(a, b);
+    for (int i = 0; i < 16; ++i) out[i].v = _mm512_castsi512_ps(b[i]);
+}
+
 // bf16 x bf16 by vdpbf16ps.
 struct DotBf16 {
     using TX = bf16;

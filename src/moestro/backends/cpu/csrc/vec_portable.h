@@ -127,6 +127,12 @@ inline void hsum4(const F* a, float* out) {
     for (int i = 0; i < 4; ++i) out[i] = hsum(a[i]);
 }
 
+// out[i] lane j = in[j] lane i
+inline void transpose(const F* in, F* out) {
+    for (int i = 0; i < W; ++i)
+        for (int j = 0; j < W; ++j) out[i].v[j] = in[j].v[i];
+}
+
 // bf16 x bf16: even and odd elements as two fp32 vectors, no shuffles.
 struct DotBf16 {
     using TX = bf16;

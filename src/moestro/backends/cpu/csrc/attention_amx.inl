@@ -1,0 +1,316 @@
+// Attention with bf16 queries, keys and values on the tile unit.
+//
+// Everything is turned on its side: scores are [position, row] and outputs [D, row], sixteen rows
+// in a vector's lanes, so the softmax of a row never leaves its lane. Keys are read where they lie;
+// values are transposed once a tile. Probabilities enter the product as the sum of two bf16
+// numbers, which keeps about 16 bits of them. Each tile's product starts from zero and is added to
+// the rows that see the tile.
+
+constexpr int64_t kLanes = 16;
+constexpr int64_t kRowGroups = kQueryRows / kLanes;
+
+struct TileAttention : AttentionShape {
+    int64_t key_chunks;    // of 32 elements of D
+    int64_t value_groups;  // of 16 elements of D
+
+    explicit TileAttention(const AttentionArgs& args)
+        : AttentionShape(args),
+          key_chunks(blocks(args.head_dim, kTileK)),
+          value_groups(blocks(args.head_dim, kLanes)) {}
+
+    // acc: [value_groups * 16, kQueryRows]
+    int64_t acc_floats() const { return value_groups * kLanes * kQueryRows; }
+    int64_t state_floats() const { return 2 * kQueryRows + acc_floats(); }
+    int64_t worker_floats() const {
+        return kRowGroups * key_chunks * 256 +          // q
+               kRowGroups * kTile * kLanes +            // scores
+               kRowGroups * kTile * kLanes +            // high and low probabilities
+               value_groups * kTile * kLanes / 2 +      // values
+               kLanes * key_chunks * kTileK / 2 + 64 +  // keys that do not lie in one piece
+               acc_floats() + 2 * state_floats();
+    }
+
+    RowState state_at(float* at) const { return {at, at + kQueryRows, at + 2 * kQueryRows}; }
+
+    struct Buffers {
+        bf16* q;              // [row group][chunk][pair][row]
+        float* scores;        // [row group][position][row]
+        __m512i *high, *low;  // [row group][pair of positions], a row's pair in each lane
+        bf16* values;         // [value group][half of the tile][d][position]
+        bf16* keys;           // [position][D padded]
+        float* product;       // as acc
+        RowState part, whole;
+    };
+
+    Buffers buffers(float* at) const {
+        Buffers b;
+        const auto take = [&](int64_t floats) {
+            float* here = at;
+            at += floats;
+            return here;
+        };
+        b.q = reinterpret_cast<bf16*>(take(kRowGroups * key_chunks * 256));
+        b.scores = take(kRowGroups * kTile * kLanes);
+        b.high = reinterpret_cast<__m512i*>(take(kRowGroups * kTile / 2 * kLanes));
+        b.low = reinterpret_cast<__m512i*>(take(kRowGroups * kTile / 2 * kLanes));
+        b.values = reinterpret_cast<bf16*>(take(value_groups * kTile * kLanes / 2));
+        b.keys = reinterpret_cast<bf16*>(take(kLanes * key_chunks * kTileK / 2));
+        b.product = take(acc_floats());
+        b.part = state_at(take(state_floats()));
+        b.whole = state_at(take(state_floats()));
+        return b;
+    }
+
+    void load_queries(const QueryBlock& block, const Buffers& b) const {
+        for (int64_t r = 0; r < block.rows; r += kLanes) {
+            const bf16* rows[kLanes];
+            const int64_t n = smaller(kLanes, block.rows - r);
+            for (int64_t i = 0; i < n; ++i)
+                rows[i] = static_cast<const bf16*>(a.q) + row_offset(block, r + i);
+            Gemm<FastBf16>::pack_rows(rows, n, kLanes, dim, b.q + r * key_chunks * kTileK);
+        }
+        make_visible(b.q);
+    }
+
+    // Sixteen keys from position `start` + j on: in place, or copied with zeros around them.
+    const bf16* keys_at(const QueryBlock& block, int64_t start, int64_t n, const Buffers& b,
+                        int64_t* stride) const {
+        const bf16* k = static_cast<const bf16*>(a.k);
+        const bool together = start % a.page_size + kLanes <= a.page_size;
+        if (n >= kLanes && together && dim % kTileK == 0) {
+            *stride = a.k_slot_stride * 2;
+            return k + key_offset(block, start);
+        }
+        const int64_t padded = key_chunks * kTileK;
+        __builtin_memset(b.keys, 0, static_cast<size_t>(kLanes * padded) * 2);
+        for (int64_t j = 0; j < smaller(n, kLanes); ++j)
+            __builtin_memcpy(b.keys + j * padded, k + key_offset(block, start + j),
+                             static_cast<size_t>(dim) * 2);
+        make_visible(b.keys);
+        *stride = padded * 2;
+        return b.keys;
+    }
+
+    // scores[group][position][row] for the n positions of a tile and groups [g0, g1) of rows.
+    void score(const QueryBlock& block, int64_t start, int64_t n, int64_t g0, int64_t g1,
+               const Buffers& b) const {
+        for (int64_t j = 0; j < n; j += kLanes) {
+            int64_t stride = 0;
+            const bf16* keys = keys_at(block, start + j, n - j, b, &stride);
+            for (int64_t g = g0; g < g1; g += 2) {
+                const bf16* q = b.q + g * kLanes * key_chunks * kTileK;
+                const bf16* q1 = q + kLanes * key_chunks * kTileK;
+                const bool two = g + 1 < g1;
+                _tile_zero(0);
+                if (two) _tile_zero(1);
+                for (int64_t c = 0; c < key_chunks; ++c) {
+                    _tile_loadd(4, keys + c * kTileK, stride);
+                    _tile_loadd(6, q + c * 512, 64);
+                    _tile_dpbf16ps(0, 4, 6);
+                    if (!two) continue;
+                    _tile_loadd(7, q1 + c * 512, 64);
+                    _tile_dpbf16ps(1, 4, 7);
+                }
+                _tile_stored(0, b.scores + (g * kTile + j) * kLanes, 64);
+                if (two) _tile_stored(1, b.scores + ((g + 1) * kTile + j) * kLanes, 64);
+            }
+        }
+    }
+
+    // values[group][half][d][position of the half]; zeros from position n on.
+    void load_values(const QueryBlock& block, int64_t start, int64_t n, const Buffers& b) const {
+        const bf16* rows[kTile];
+        for (int64_t j = 0; j < n; ++j)
+            rows[j] = static_cast<const bf16*>(a.v) + value_offset(block, start + j);
+        const auto half_row = [&](int64_t j, int64_t d) {
+            if (j >= n) return _mm512_setzero_si512();
+            const __mmask16 some = first(smaller(kLanes, dim - d));
+            return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, rows[j] + d));
+        };
+        for (int64_t half = 0; half < 2; ++half)
+            for (int64_t g = 0; g < value_groups; ++g) {
+                __m512i in[16], out[16];
+                for (int64_t p = 0; p < 16; ++p) {
+                    const int64_t j = half * kTile / 2 + 2 * p;
+                    const __m512i odd = half_row(j + 1, g * kLanes);
+                    in[p] = _mm512_or_si512(half_row(j, g * kLanes), _mm512_slli_epi32(odd, 16));
+                }
+                transpose16(in, out);
+                bf16* to = b.values + (g * 2 + half) * 512;
+                for (int64_t d = 0; d < 16; ++d) _mm512_storeu_si512(to + d * 32, out[d]);
+            }
+        make_visible(b.values);
+    }
+
+    // How many of a tile's positions each row of group g sees.
+    F visible(const QueryBlock& block, int64_t start, int64_t g) const {
+        float seen[kLanes];
+        for (int64_t i = 0; i < kLanes; ++i) {
+            const int64_t r = g * kLanes + i;
+            const int64_t count = block.first_position + r / group + 1 - start;
+            const int64_t inside = count < 0 ? 0 : smaller(kTile, count);
+            seen[i] = r < block.rows ? static_cast<float>(inside) : 0.0f;
+        }
+        return load(seen);
+    }
+
+    // Softmax of one group of rows over n positions: probabilities as two bf16 parts, new maxima
+    // and sums, and what the earlier sums are to be multiplied by.
+    F soften(const QueryBlock& block, int64_t start, int64_t n, bool fresh, int64_t g,
+             const Buffers& b) const {
+        float* scores = b.scores + g * kTile * kLanes;
+        const F seen = visible(block, start, g), none = set1(-__builtin_inff());
+        const F scale = set1(a.scale);
+        F top = none;
+        for (int64_t j = 0; j < n; ++j) {
+            const __mmask16 hidden =
+                _mm512_cmp_ps_mask(seen.v, _mm512_set1_ps(static_cast<float>(j)), _CMP_LE_OQ);
+            F x = load(scores + j * kLanes) * scale;
+            x.v = _mm512_mask_mov_ps(x.v, hidden, none.v);
+            store(scores + j * kLanes, x);
+            top = max(top, x);
+        }
+        const F before = fresh ? none : load(b.part.highest + g * kLanes);
+        const F highest = max(before, top);
+        // A row that sees nothing yet has no maximum; its probabilities are zero.
+        const __mmask16 empty = _mm512_cmp_ps_mask(highest.v, none.v, _CMP_EQ_OQ);
+        const F base = {_mm512_mask_mov_ps(highest.v, empty, _mm512_setzero_ps())};
+        F sums[4] = {zero(), zero(), zero(), zero()};
+        for (int64_t j = 0; j < n; j += 2) {
+            const F even = exp(load(scores + j * kLanes) - base);
+            const F odd = j + 1 < n ? exp(load(scores + (j + 1) * kLanes) - base) : zero();
+            sums[j % 4] = sums[j % 4] + even;
+            sums[j % 4 + 1] = sums[j % 4 + 1] + odd;
+            split_pair(even, odd, b.high + g * kTile / 2 + j / 2, b.low + g * kTile / 2 + j / 2);
+        }
+        for (int64_t p = (n + 1) / 2; p < kTile / 2; ++p)
+            b.high[g * kTile / 2 + p] = b.low[g * kTile / 2 + p] = _mm512_setzero_si512();
+        const F total = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+        const F keep = fresh ? zero() : exp(before - base);
+        const F sum = fresh ? total : fma(load(b.part.sum + g * kLanes), keep, total);
+        store(b.part.sum + g * kLanes, sum);
+        store(b.part.highest + g * kLanes, highest);
+        return keep;
+    }
+
+    // Two positions' probabilities as bf16 pairs: p = high + low up to 2^-17 p.
+    static void split_pair(F even, F odd, __m512i* high, __m512i* low) {
+        const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+        const __m512i half = _mm512_set1_epi32(0x8000);
+        const __m512i e = _mm512_and_si512(_mm512_castps_si512(even.v), upper);
+        const __m512i o = _mm512_and_si512(_mm512_castps_si512(odd.v), upper);
+        _mm512_store_si512(high, _mm512_or_si512(_mm512_srli_epi32(e, 16), o));
+        const __m512 le = _mm512_sub_ps(even.v, _mm512_castsi512_ps(e));
+        const __m512 lo = _mm512_sub_ps(odd.v, _mm512_castsi512_ps(o));
+        const __m512i re = _mm512_add_epi32(_mm512_castps_si512(le), half);
+        const __m512i ro = _mm512_add_epi32(_mm512_castps_si512(lo), half);
+        _mm512_store_si512(low,
+                           _mm512_or_si512(_mm512_srli_epi32(re, 16), _mm512_and_si512(ro, upper)));
+    }
+
+    // product[d, row] = sum over positions of value * probability, for groups [g0, g1) of rows.
+    void weigh(int64_t g0, int64_t g1, const Buffers& b) const {
+        make_visible(b.high);
+        for (int64_t v = 0; v < value_groups; v += 2) {
+            const bool two = v + 1 < value_groups;
+            for (int64_t g = g0; g < g1; ++g) {
+                _tile_zero(0);
+                if (two) _tile_zero(1);
+                for (int64_t half = 0; half < 2; ++half) {
+                    const int64_t at = g * kTile / 2 + half * 16;
+                    _tile_loadd(4, b.values + (v * 2 + half) * 512, 64);
+                    if (two) _tile_loadd(5, b.values + (v * 2 + 2 + half) * 512, 64);
+                    _tile_loadd(6, b.high + at, 64);
+                    _tile_loadd(7, b.low + at, 64);
+                    _tile_dpbf16ps(0, 4, 6);
+                    if (two) _tile_dpbf16ps(1, 5, 6);
+                    _tile_dpbf16ps(0, 4, 7);
+                    if (two) _tile_dpbf16ps(1, 5, 7);
+                }
+                float* to = b.product + v * kLanes * kQueryRows + g * kLanes;
+                _tile_stored(0, to, kQueryRows * 4);
+                if (two) _tile_stored(1, to + kLanes * kQueryRows, kQueryRows * 4);
+            }
+        }
+    }
+
+    void take_tile(const QueryBlock& block, int64_t start, bool fresh, const Buffers& b) const {
+        const int64_t last = block.first_position + block.rows / group - 1;
+        const int64_t n = smaller(kTile, last + 1 - start);
+        const int64_t g0 = first_row(block, start) / kLanes, g1 = blocks(block.rows, kLanes);
+        score(block, start, n, g0, g1, b);
+        load_values(block, start, n, b);
+        F keep[kRowGroups];
+        for (int64_t g = g0; g < g1; ++g) keep[g] = soften(block, start, n, fresh, g, b);
+        weigh(g0, g1, b);
+        for (int64_t g = g0; g < g1; ++g) {
+            const F seen = visible(block, start, g);
+            const __mmask16 rows = _mm512_cmp_ps_mask(seen.v, _mm512_setzero_ps(), _CMP_GT_OQ);
+            float* acc = b.part.acc + g * kLanes;
+            const float* product = b.product + g * kLanes;
+            for (int64_t d = 0; d < value_groups * kLanes; ++d) {
+                const F more = load(product + d * kQueryRows);
+                const F now = load(acc + d * kQueryRows);
+                const F sum = fresh ? more : fma(now, keep[g], more);
+                _mm512_mask_storeu_ps(acc + d * kQueryRows, rows, sum.v);
+            }
+        }
+    }
+
+    int64_t take_super(const QueryBlock& block, int64_t super, const Buffers& b) const {
+        const int64_t end = block.first_position + block.rows / group;
+        const int64_t stop = smaller(end, (super + 1) * kSuper);
+        configure_tiles(kLanes, kLanes, kLanes, kLanes);
+        for (int64_t start = super * kSuper; start < stop; start += kTile)
+            take_tile(block, start, start == super * kSuper, b);
+        _tile_release();
+        return first_row(block, super * kSuper);
+    }
+
+    // whole <- whole merged with the next super-tile's state, for rows from `from` on.
+    void merge(const RowState& part, int64_t from, int64_t rows, bool start,
+               const RowState& whole) const {
+        for (int64_t g = from / kLanes; g < blocks(rows, kLanes); ++g) {
+            const int64_t r = g * kLanes;
+            const __mmask16 some =
+                static_cast<__mmask16>(from > r ? 0xffffu << (from - r) : 0xffffu);
+            const F before = load(whole.highest + r), here = load(part.highest + r);
+            const F highest = start ? here : max(before, here);
+            const F keep = exp(before - highest), take = exp(here - highest);
+            const F sum = start ? load(part.sum + r)
+                                : fma(load(part.sum + r), take, load(whole.sum + r) * keep);
+            _mm512_mask_storeu_ps(whole.highest + r, some, highest.v);
+            _mm512_mask_storeu_ps(whole.sum + r, some, sum.v);
+            for (int64_t d = 0; d < value_groups * kLanes; ++d) {
+                const F more = load(part.acc + d * kQueryRows + r);
+                const F now = load(whole.acc + d * kQueryRows + r);
+                const F both = start ? more : fma(more, take, now * keep);
+                _mm512_mask_storeu_ps(whole.acc + d * kQueryRows + r, some, both.v);
+            }
+        }
+    }
+
+    void write(const QueryBlock& block, const RowState& s) const {
+        for (int64_t r = 0; r < block.rows; r += kLanes) {
+            const F sum = load(s.sum + r);
+            for (int64_t d = 0; d < dim; d += kLanes) {
+                F in[16], out[16];
+                for (int64_t i = 0; i < kLanes; ++i)
+                    in[i] = load(s.acc + (d + i) * kQueryRows + r) / sum;
+                transpose(in, out);
+                for (int64_t i = 0; i < smaller(kLanes, block.rows - r); ++i)
+                    store_some(static_cast<bf16*>(a.out) + row_offset(block, r + i) + d, out[i],
+                               smaller(kLanes, dim - d));
+            }
+        }
+    }
+
+    void run_block(const QueryBlock& block, const Buffers& b) const {
+        load_queries(block, b);
+        for (int64_t super = 0; super < block.supers; ++super) {
+            const int64_t from = take_super(block, super, b);
+            merge(b.part, from, block.rows, super == 0, b.whole);
+        }
+        write(block, b.whole);
+    }
+};
