@@ -14,7 +14,9 @@ SortKey = Callable[[Sequence], tuple[int, int]]
 def sort_key_of(policy: str) -> SortKey:
     """The total order of sequences under a policy: who is admitted first, and last to be preempted.
 
-    Times of the clock take no part, so the same submissions give the same schedules.
+    Times of the clock take no part, so the same submissions give the same schedules. Under
+    `priority` an endless stream of urgent requests holds the others up: that is what it says.
+    Raises ConfigError for an unknown policy.
     """
     if policy == "fcfs":
         return lambda seq: (0, seq.seq_id)
