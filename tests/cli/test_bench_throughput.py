@@ -31,6 +31,14 @@ def test_json_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert told["plan"]["model"] == told["model"] == "tiny-hy3"
 
 
+def test_sampling_flags_reach_the_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    sampling = ["--temperature", "0.8", "--top-k", "20", "--logprobs", "1", "--max-tokens", "5"]
+    assert main(["bench", "throughput", *LOAD, *RUNS, *SMALL, *sampling, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["sampling_params"]
+    assert (told["temperature"], told["top_k"], told["logprobs"]) == (0.8, 20, 1)
+    assert (told["max_tokens"], told["ignore_eos"], told["detokenize"]) == (5, True, False)
+
+
 def test_one_token_has_no_decode(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--input-len", "9", "--output-len", "1", *RUNS, *SMALL, "--json"]
     assert main(["bench", "throughput", *arguments]) == 0
@@ -57,6 +65,10 @@ def test_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         (["--batch-size", "128", "--input-len", "512"], 1, "KV pages"),
         (["--input-len", "9000"], 2, "context length"),
         (["--quantization", "w8a8"], 2, "not available"),
+        (["--max-tokens", "3"], 2, "--max-tokens has no effect here: --output-len"),
+        (["--no-ignore-eos"], 2, "--ignore-eos has no effect here"),
+        (["--n", "2"], 2, "--batch-size"),
+        (["--temperature", "nan"], 2, "temperature"),
     ],
 )
 def test_loads_that_can_not_run(

@@ -57,6 +57,11 @@ def test_answers_stay_in_the_conversation(
     assert told.out.strip() in told.err
 
 
+def test_flags_that_a_conversation_can_not_honour(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--n", "2", *SMALL]) == 2
+    assert "--n has no effect here: a conversation" in capsys.readouterr().err
+
+
 def test_end_of_input_ends_it() -> None:
     done = moestro("chat", *SMALL, input="hello")
     assert done.returncode == 0, done.stderr

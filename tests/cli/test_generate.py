@@ -40,6 +40,15 @@ def test_text_streams_to_stdout_and_nothing_else(capsys: pytest.CaptureFixture[s
     assert len(output["outputs"][0]["token_ids"]) == 12
 
 
+@pytest.mark.parametrize("flag", ["--logprobs", "--prompt-logprobs"])
+def test_what_text_can_not_show_needs_json(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", PROMPT, flag, "1", *SMALL]) == 2
+    told = capsys.readouterr()
+    assert f"{flag} has no effect here" in told.err
+    assert "--json" in told.err
+    assert told.out == ""
+
+
 def test_several_prompts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "prompt.txt"
     path.write_text("import os\n")

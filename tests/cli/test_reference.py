@@ -24,7 +24,7 @@ def test_every_option_of_the_engine_has_its_flag_where_it_belongs() -> None:
         last = command.name.split()[-1]
         if last in ("generate", "chat", "serve", "plan", "throughput"):
             assert wanted <= names, command.name
-        if last in ("generate", "chat"):
+        if last in ("generate", "chat", "throughput"):
             assert sampling <= names
         if last == "serve":
             assert server <= names

@@ -338,7 +338,7 @@ def test_configuration_and_planning_import_without_torch() -> None:
         "import sys; sys.modules['torch'] = None; sys.modules['numpy'] = None\n"
         "import moestro.config, moestro.config.docs, moestro.envs, moestro.log\n"
         "import moestro.core.model_config, moestro.core.generation_config\n"
-        "import moestro.core.hardware, moestro.core.plan, moestro.core.sampling_flags\n"
+        "import moestro.core.hardware, moestro.core.plan\n"
         "import moestro.planner.placement, moestro.planner.report\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)

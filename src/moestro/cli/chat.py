@@ -6,13 +6,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from moestro.cli.console import add_common_flags, note, start_logging, write_text
+from moestro.cli.sampling_flags import (
+    add_sampling_flags,
+    refuse_without_effect,
+    sampling_overrides_from_args,
+)
 from moestro.config import add_engine_flags, engine_config_from_args
-from moestro.core.sampling_flags import add_sampling_flags, sampling_overrides_from_args
+from moestro.core.sampling_params import SamplingParams
 from moestro.errors import RequestError
 
 if TYPE_CHECKING:
     from moestro.cli.local_engine import LocalEngine
-    from moestro.core.sampling_params import SamplingParams
 
 HELP = "talk to a model in the terminal"
 DESCRIPTION = (
@@ -23,12 +27,18 @@ COMMANDS = (
     "/exit ends, /reset forgets the conversation, /system TEXT sets the system prompt (and "
     "forgets), /help shows this. Ctrl-C stops an answer."
 )
+_NOT_IN_CHAT = {
+    "n": "a conversation goes on from one answer",
+    "logprobs": "chat shows text only; generate --json shows log probabilities",
+    "prompt_logprobs": "chat shows text only; generate --json shows log probabilities",
+    "detokenize": "chat shows text only",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `moestro chat`."""
     add_engine_flags(parser, positional_model=True)
-    add_sampling_flags(parser)
+    add_sampling_flags(parser, {"max_tokens": "what the context leaves"})
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     add_common_flags(parser)
     parser.set_defaults(run=run)
@@ -41,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     start_logging(args)
     config = engine_config_from_args(args)
     overrides = {"max_tokens": None, **sampling_overrides_from_args(args)}
+    refuse_without_effect(overrides, SamplingParams(), _NOT_IN_CHAT)
     with LocalEngine(config) as local:
         params = local.engine.default_params.with_(**overrides)
         conversation = Conversation(local, params, args.system)
@@ -58,7 +69,7 @@ class Conversation:
     """The messages so far, and what a line of input does to them."""
 
     local: "LocalEngine"
-    params: "SamplingParams"
+    params: SamplingParams
     system: str | None = None
     messages: list[dict[str, Any]] = field(default_factory=list)
 

@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moestro.cli.console import add_common_flags, note, print_json, start_logging, write_text
+from moestro.cli.sampling_flags import (
+    add_sampling_flags,
+    refuse_without_effect,
+    sampling_overrides_from_args,
+)
 from moestro.config import EngineConfig, add_engine_flags, engine_config_from_args
-from moestro.core.sampling_flags import add_sampling_flags, sampling_overrides_from_args
+from moestro.core.sampling_params import SamplingParams
 from moestro.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,6 +28,11 @@ DESCRIPTION = (
     f"the other. --max-tokens is {DEFAULT_MAX_TOKENS} here unless given; other sampling values "
     "come from the checkpoint's generation_config.json."
 )
+_JSON_ONLY = {
+    "logprobs": "log probabilities are shown with --json only",
+    "prompt_logprobs": "log probabilities are shown with --json only",
+    "detokenize": "without text there is something to show with --json only",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file whose whole content is a prompt; may be repeated",
     )
     add_engine_flags(parser)
-    add_sampling_flags(parser)
+    add_sampling_flags(parser, {"max_tokens": str(DEFAULT_MAX_TOKENS)})
     add_common_flags(
         parser, json_help="print RequestOutput's fields as JSON; a list for several prompts"
     )
@@ -50,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
     start_logging(args)
     config = engine_config_from_args(args)
     overrides = {"max_tokens": DEFAULT_MAX_TOKENS, **sampling_overrides_from_args(args)}
+    if not args.json:
+        refuse_without_effect(overrides, SamplingParams(), _JSON_ONLY)
     prompts = read_prompts(args.prompts, args.prompt_file)
     if len(prompts) == 1 and not args.json:
         _stream(config, prompts[0], overrides)

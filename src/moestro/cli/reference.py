@@ -12,8 +12,8 @@ INTRODUCTION = f"""# Command line
 
 {DESCRIPTION}
 
-Every option can stand in a YAML file given with `--config`; flags win over it. With `--json`,
-stdout holds the JSON and nothing else; progress and logs go to stderr.
+Options of the engine and of the server can stand in a YAML file given with `--config`; flags win
+over it. With `--json`, stdout holds the JSON and nothing else; progress and logs go to stderr.
 
 | exit code | meaning |
 |---|---|

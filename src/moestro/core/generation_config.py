@@ -19,6 +19,8 @@ _FIELDS = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
+CHECKPOINT_FIELDS = tuple(_FIELDS.values())
+"""Fields of SamplingParams whose default a checkpoint may choose."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import datetime
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,11 @@ from typing import TYPE_CHECKING, Any
 from moestro.cli.bench.memory import PeakMemory, peak_rss_bytes, resident_bytes
 from moestro.cli.bench.statistics import median, percentile
 from moestro.cli.console import add_common_flags, aligned, print_json, start_logging, write_text
+from moestro.cli.sampling_flags import (
+    add_sampling_flags,
+    refuse_without_effect,
+    sampling_overrides_from_args,
+)
 from moestro.config import EngineConfig, add_engine_flags, engine_config_from_args
 from moestro.core.sampling_params import SamplingParams
 from moestro.errors import CapacityError, ConfigError
@@ -23,10 +28,10 @@ if TYPE_CHECKING:
 
 HELP = "prefill and decode speed of one batch"
 DESCRIPTION = (
-    "Runs a batch of random token prompts of one exact length and generates greedily to one exact "
-    "length, without a tokenizer. Prefill lasts until every sequence has its first token; decode "
-    "steps are those in which the whole batch gets a token. Every run draws prompts of its own, so "
-    "the prefix cache never helps."
+    "Runs a batch of random token prompts of one exact length and generates to one exact length, "
+    "greedily unless sampling flags say otherwise, without a tokenizer. Prefill lasts until every "
+    "sequence has its first token; decode steps are those in which the whole batch gets a token. "
+    "Every run draws prompts of its own, so the prefix cache never helps."
 )
 
 _COUNTS = (
@@ -36,6 +41,23 @@ _COUNTS = (
     ("--repeats", 3, "measured runs"),
     ("--warmup", 1, "runs before the measured ones; 0 is none"),
 )
+_DEFAULTS = {
+    **dict.fromkeys(("temperature", "min_p"), "0"),
+    **dict.fromkeys(("top_p", "repetition_penalty"), "1"),
+    "top_k": "0",
+    "max_tokens": "--output-len",
+    "ignore_eos": "on",
+    "detokenize": "off",
+}
+_NO_TEXT = "no text is made"
+_FIXED = {
+    **dict.fromkeys(("max_tokens", "min_tokens"), "--output-len is the length of every sequence"),
+    **dict.fromkeys(("ignore_eos", "stop_token_ids"), "every sequence runs to --output-len"),
+    **dict.fromkeys(("detokenize", "stop", "include_stop_str_in_output"), _NO_TEXT),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), _NO_TEXT),
+    "n": "--batch-size is the number of sequences",
+}
+"""Sampling fields that would break the exact lengths, or that change nothing, and why."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             flag, type=int, default=default, metavar="N", help=f"{text} (default: {default})"
         )
     add_engine_flags(parser)
+    add_sampling_flags(parser, _DEFAULTS)
     add_common_flags(parser, json_help="print the result as one JSON object")
     parser.set_defaults(run=run)
 
@@ -54,8 +77,9 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     start_logging(args)
     load = Workload.of(args)
+    params = sampling_of(load, sampling_overrides_from_args(args))
     config = replace(engine_config_from_args(args), skip_tokenizer_init=True)
-    result = {**measure(config, load), "command": args.command_line}
+    result = {**measure(config, load, params), "command": args.command_line}
     if args.json:
         print_json(result)
     else:
@@ -101,6 +125,15 @@ class Workload:
             )
 
 
+def sampling_of(load: Workload, overrides: Mapping[str, Any]) -> SamplingParams:
+    """How tokens are drawn. Raises ConfigError for a flag that this benchmark can't honour."""
+    exact = SamplingParams(
+        temperature=0.0, max_tokens=load.output_len, ignore_eos=True, detokenize=False
+    )
+    refuse_without_effect(overrides, exact, _FIXED)
+    return exact.with_(**overrides)
+
+
 @dataclass(slots=True)
 class RunTimes:
     """One run: seconds until every sequence had a token, and of each full decode step."""
@@ -109,7 +142,7 @@ class RunTimes:
     decode_steps_s: list[float] = field(default_factory=list)
 
 
-def measure(config: EngineConfig, load: Workload) -> dict[str, Any]:
+def measure(config: EngineConfig, load: Workload, params: SamplingParams) -> dict[str, Any]:
     """Load, warm up, measure; the result as it is printed with --json."""
     before = resident_bytes()
     with PeakMemory() as memory:
@@ -118,7 +151,7 @@ def measure(config: EngineConfig, load: Workload) -> dict[str, Any]:
         load_s = time.perf_counter() - started
         try:
             load.check(built.plan)
-            runs = _run_all(built, load, config.seed)
+            runs = _run_all(built, load, params, config.seed)
         finally:
             built.engine.close()
     return {
@@ -126,6 +159,7 @@ def measure(config: EngineConfig, load: Workload) -> dict[str, Any]:
         "model": config.model,
         "quantization": config.quantization,
         **asdict(load),
+        "sampling_params": asdict(params),
         "seed": config.seed,
         **_speeds(runs, load),
         "load_s": load_s,
@@ -136,12 +170,11 @@ def measure(config: EngineConfig, load: Workload) -> dict[str, Any]:
     }
 
 
-def run_once(built: "BuiltEngine", load: Workload, draw: random.Random, name: str) -> RunTimes:
+def run_once(
+    built: "BuiltEngine", load: Workload, params: SamplingParams, draw: random.Random, name: str
+) -> RunTimes:
     """One batch from its first step to its last."""
     engine, vocab_size = built.engine, built.spec.vocab_size
-    params = SamplingParams(
-        temperature=0.0, max_tokens=load.output_len, ignore_eos=True, detokenize=False
-    )
     for n in range(load.batch_size):
         ids = [draw.randrange(vocab_size) for _ in range(load.input_len)]
         engine.add_request(
@@ -172,12 +205,14 @@ def _build(config: EngineConfig) -> "BuiltEngine":
         return build_engine(config, progress)
 
 
-def _run_all(built: "BuiltEngine", load: Workload, seed: int) -> list[RunTimes]:
+def _run_all(
+    built: "BuiltEngine", load: Workload, params: SamplingParams, seed: int
+) -> list[RunTimes]:
     draw = random.Random(seed)
     measured = []
     with _progress(load.warmup + load.repeats) as advance:
         for n in range(load.warmup + load.repeats):
-            times = run_once(built, load, draw, f"run-{n}")
+            times = run_once(built, load, params, draw, f"run-{n}")
             if n >= load.warmup:
                 measured.append(times)
             advance()

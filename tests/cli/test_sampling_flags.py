@@ -4,15 +4,19 @@ import argparse
 
 import pytest
 
+from moestro.cli.sampling_flags import (
+    add_sampling_flags,
+    refuse_without_effect,
+    sampling_overrides_from_args,
+)
 from moestro.config import add_engine_flags, engine_config_from_args
-from moestro.core.sampling_flags import add_sampling_flags, sampling_overrides_from_args
 from moestro.core.sampling_params import SamplingParams, sampling_field_names
 from moestro.errors import ConfigError
 
 
 def overrides(*argv: str) -> dict[str, object]:
     parser = argparse.ArgumentParser()
-    add_sampling_flags(parser)
+    add_sampling_flags(parser, {})
     return sampling_overrides_from_args(parser.parse_args(argv))
 
 
@@ -22,7 +26,7 @@ def test_nothing_given() -> None:
 
 def test_every_field_has_a_flag() -> None:
     parser = argparse.ArgumentParser()
-    add_sampling_flags(parser)
+    add_sampling_flags(parser, {})
     text = parser.format_help()
     for name in sampling_field_names():
         if name != "grammar":
@@ -76,7 +80,28 @@ def test_bad_text_names_the_flag(flag: str, text: str) -> None:
 def test_seed_is_one_flag_for_engine_and_requests() -> None:
     parser = argparse.ArgumentParser()
     add_engine_flags(parser)
-    add_sampling_flags(parser)
+    add_sampling_flags(parser, {})
     args = parser.parse_args(["--seed", "5"])
     assert engine_config_from_args(args).seed == 5
     assert sampling_overrides_from_args(args) == {"seed": 5}
+
+
+def test_help_tells_the_default_that_holds() -> None:
+    parser = argparse.ArgumentParser(
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, width=200)
+    )
+    add_sampling_flags(parser, {"max_tokens": "256"})
+    text = parser.format_help()
+    assert "up to the context limit (default: 256)" in text
+    assert "0 is greedy; higher is more random (default: the checkpoint's, else 1)" in text
+    assert "sequences to generate for each prompt (default: 1)" in text
+    assert "turn token ids into text (default: on)" in text
+
+
+def test_flags_that_a_command_can_not_honour_are_refused() -> None:
+    reasons = {"n": "one answer is shown", "logprobs": "text only"}
+    refuse_without_effect({"n": 1, "top_k": 3}, SamplingParams(), reasons)
+    with pytest.raises(ConfigError, match="--n has no effect here: one answer is shown"):
+        refuse_without_effect({"n": 2}, SamplingParams(), reasons)
+    with pytest.raises(ConfigError, match="--logprobs"):
+        refuse_without_effect({"logprobs": 0}, SamplingParams(), reasons)

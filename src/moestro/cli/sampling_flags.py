@@ -2,9 +2,10 @@
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from moestro.core.generation_config import CHECKPOINT_FIELDS
 from moestro.core.sampling_params import SamplingParams, sampling_field_names
 from moestro.errors import ConfigError
 
@@ -14,11 +15,12 @@ _LISTS = ("stop", "stop_token_ids")
 _SHARED = "seed"
 
 
-def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+def add_sampling_flags(parser: argparse.ArgumentParser, defaults: Mapping[str, str]) -> None:
     """Add --temperature, --max-tokens and so on; a grammar is no plain value and has no flag.
 
     Where the engine's flags are present (add them first), --seed is one flag for both: it seeds
-    the engine and each request.
+    the engine and each request. defaults: for the help, what holds in this command for fields
+    that are neither the checkpoint's nor SamplingParams' own.
     """
     group = parser.add_argument_group("Sampling")
     for name in sampling_field_names():
@@ -26,10 +28,10 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
             continue
         try:
             group.add_argument(
-                "--" + name.replace("_", "-"),
+                _flag_of(name),
                 dest=name if name == _SHARED else _PREFIX + name,
                 default=argparse.SUPPRESS,
-                help=_HELP[name],
+                help=_help(name, defaults),
                 **_reading(name),
             )
         except argparse.ArgumentError:
@@ -48,6 +50,22 @@ def sampling_overrides_from_args(args: argparse.Namespace) -> dict[str, Any]:
     return overrides
 
 
+def refuse_without_effect(
+    overrides: Mapping[str, Any], fixed: SamplingParams, reasons: Mapping[str, str]
+) -> None:
+    """Raise ConfigError for a flag whose value this command can't honour.
+
+    reasons: why, by field; `fixed` holds the one value such a field may have.
+    """
+    for name, reason in reasons.items():
+        if name in overrides and overrides[name] != getattr(fixed, name):
+            raise ConfigError(f"{_flag_of(name)} has no effect here: {reason}.")
+
+
+def _flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
 def _reading(name: str) -> dict[str, Any]:
     if isinstance(_default(name), bool):
         return {"action": argparse.BooleanOptionalAction}
@@ -60,7 +78,7 @@ def _typed(name: str, text: Any) -> Any:
     """The value a flag's text stands for; ranges are checked by SamplingParams."""
     if isinstance(text, bool) or name == "stop":
         return text
-    flag = "--" + name.replace("_", "-")
+    flag = _flag_of(name)
     if name == "max_tokens" and text == "none":
         return None
     if name == "stop_token_ids":
@@ -94,25 +112,36 @@ def _default(name: str) -> object:
     return getattr(SamplingParams(), name)
 
 
+def _help(name: str, defaults: Mapping[str, str]) -> str:
+    own = _default(name)
+    text = "on" if own is True else "off" if own is False else f"{own}"
+    if isinstance(own, float):
+        text = f"{own:g}"
+    if name in CHECKPOINT_FIELDS:
+        text = f"the checkpoint's, else {text}"
+    text = defaults.get(name, text)
+    return _HELP[name] + ("" if own in (None, ()) else f" (default: {text})")
+
+
 _HELP = {
-    "n": "sequences to generate for each prompt (default: 1)",
-    "temperature": "0 is greedy; higher is more random (default: 1)",
-    "top_p": "sample from the smallest set of tokens with this probability (default: 1, off)",
-    "top_k": "sample from the k most likely tokens (default: 0, off)",
-    "min_p": "least probability relative to the most likely token (default: 0, off)",
-    "presence_penalty": "penalty for tokens already generated (default: 0)",
-    "frequency_penalty": "penalty for each time a token was generated (default: 0)",
-    "repetition_penalty": "divisor for tokens of prompt and output (default: 1, off)",
+    "n": "sequences to generate for each prompt",
+    "temperature": "0 is greedy; higher is more random",
+    "top_p": "sample from the smallest set of tokens with this probability; 1 is off",
+    "top_k": "sample from the k most likely tokens; 0 is off",
+    "min_p": "least probability relative to the most likely token; 0 is off",
+    "presence_penalty": "penalty for tokens already generated",
+    "frequency_penalty": "penalty for each time a token was generated",
+    "repetition_penalty": "divisor for tokens of prompt and output; 1 is off",
     "seed": "seed of the sampling noise",
-    "max_tokens": "most tokens to generate; none means up to the context limit (default: 16)",
-    "min_tokens": "tokens to generate before a stop token counts (default: 0)",
+    "max_tokens": "most tokens to generate; none means up to the context limit",
+    "min_tokens": "tokens to generate before a stop token counts",
     "stop": "text that ends a sequence; may be repeated",
     "stop_token_ids": "token ids that end a sequence, separated by commas; may be repeated",
     "ignore_eos": "generate on after an end-of-sequence token",
     "include_stop_str_in_output": "keep the stop text in the output",
-    "skip_special_tokens": "leave special tokens out of the text (default: on)",
-    "spaces_between_special_tokens": "put spaces between special tokens (default: on)",
-    "detokenize": "turn token ids into text (default: on)",
+    "skip_special_tokens": "leave special tokens out of the text",
+    "spaces_between_special_tokens": "put spaces between special tokens",
+    "detokenize": "turn token ids into text",
     "logprobs": "report this many alternatives beside each token",
     "prompt_logprobs": "report this many alternatives for each prompt token",
     "logit_bias": "JSON object of token ids to biases added to their logits",
