@@ -1,7 +1,7 @@
 """Plan: the decisions, once. Made by planner/placement, obeyed by everything below it."""
 
-import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,6 @@ class Plan:
     def total_bytes(self) -> int:
         return self.weight_bytes + self.kv_cache_bytes + self.buffer_bytes
 
-    def to_json(self) -> str:
-        """One JSON object: every field, and total_bytes."""
-        return json.dumps(asdict(self) | {"total_bytes": self.total_bytes})
-
-    @classmethod
-    def from_json(cls, text: str) -> "Plan":
-        """The Plan that to_json wrote."""
-        values = json.loads(text)
-        values.pop("total_bytes", None)
-        return cls(**values | {"notes": tuple(values.get("notes", ()))})
+    def to_dict(self) -> dict[str, Any]:
+        """Every field, and total_bytes; what --json prints."""
+        return asdict(self) | {"total_bytes": self.total_bytes}

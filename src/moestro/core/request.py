@@ -43,14 +43,13 @@ class Request:
     eos_token_ids: frozenset[int] = frozenset()
     prompt: str | None = None
     priority: int = 0
-    arrival_s: float = 0.0
-    deadline_s: float | None = None
     cache_salt: str = ""
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One token stream of a request. Owned by the scheduler, which alone changes it.
+    """One token stream of a request. Owned by the scheduler; its KVCacheManager keeps the page
+    fields, nobody else changes anything.
 
     token_ids = prompt + output. num_computed_tokens: how many of them have their KV in pages
     (or will, once the step in flight is done). pages: page ids in order, page i holds positions

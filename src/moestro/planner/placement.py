@@ -3,7 +3,7 @@
 Pure arithmetic, so that `moestro plan` answers in milliseconds from a config.json.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 from moestro.config import EngineConfig
 from moestro.core.hardware import HardwareSpec
@@ -38,9 +38,8 @@ class FitReport:
 
     def to_dict(self) -> dict[str, object]:
         """For --json: the report's fields and the Plan's, flat."""
-        own = asdict(self)
-        plan = own.pop("plan")
-        return {"fits": self.fits, **own, **plan, "total_bytes": self.plan.total_bytes}
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "plan"}
+        return {"fits": self.fits, **own, **self.plan.to_dict()}
 
 
 def make_plan(

@@ -244,7 +244,7 @@ def _circumstances(plan: "Plan") -> dict[str, Any]:
     from moestro.cli.machine import machine_facts, version_facts
 
     return {
-        "plan": {**asdict(plan), "total_bytes": plan.total_bytes},
+        "plan": plan.to_dict(),
         "versions": version_facts(),
         "machine": machine_facts(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
