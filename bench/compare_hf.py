@@ -2,7 +2,8 @@
 
 Both engines live in processes of their own for the whole run and answer in turn, so that slow and
 fast phases of the machine hit both. Prints the median of each side, the median paired ratio with
-its 95% interval (bootstrap over pairs) and the peak memory; --json writes everything.
+its 95% interval (bootstrap over pairs) and the peak memory (RssAnon + RssShmem, without the mapped
+weight files; VmHWM, with them); --json writes everything.
 """
 
 import argparse
@@ -19,6 +20,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from moestro.cli.bench.memory import PeakMemory, peak_rss_bytes
+
 HERE = Path(__file__).parent
 MEASURES: dict[str, tuple[dict[str, Any], int]] = {
     "prefill 512": ({"do": "prefill", "tokens": 512}, 512),
@@ -28,7 +31,11 @@ MEASURES: dict[str, tuple[dict[str, Any], int]] = {
 
 
 class Peer:
-    """A worker process and its line protocol."""
+    """A worker process and its line protocol.
+
+    peak_memory_bytes: RssAnon + RssShmem while it loads and answers each measure once; the
+    sampling ends before anything is timed.
+    """
 
     def __init__(self, python: str, script: str, folder: str, threads: int) -> None:
         self.process = subprocess.Popen(
@@ -37,7 +44,11 @@ class Peer:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.versions = self.read()["versions"]
+        with PeakMemory(self.process.pid) as memory:
+            self.versions = self.read()["versions"]
+            for command, _ in MEASURES.values():
+                self.ask(command)
+        self.peak_memory_bytes = memory.peak_bytes
 
     def read(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -52,6 +63,13 @@ class Peer:
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
         return self.read()
+
+    def memory(self) -> dict[str, int]:
+        """Both peaks, in bytes."""
+        return {
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "peak_rss_bytes": peak_rss_bytes(self.process.pid),
+        }
 
     def quit(self) -> None:
         assert self.process.stdin is not None
@@ -107,10 +125,9 @@ def show(report: dict[str, Any]) -> None:
             f"{r['hf_tokens_per_s']:.1f}",
             f"{r['ratio']:.2f} ({low:.2f}-{high:.2f})",
         )
-    ours, theirs = (report["memory"][k]["vm_hwm_bytes"] for k in ("moestro", "hf"))
-    table.add_row(
-        "peak memory, GB", f"{ours / 1e9:.2f}", f"{theirs / 1e9:.2f}", f"{ours / theirs:.2f}"
-    )
+    for label, name in (("peak memory, GB", "peak_memory_bytes"), ("VmHWM, GB", "peak_rss_bytes")):
+        ours, theirs = (report["memory"][k][name] for k in ("moestro", "hf"))
+        table.add_row(label, f"{ours / 1e9:.2f}", f"{theirs / 1e9:.2f}", f"{ours / theirs:.2f}")
     Console().print(table)
 
 
@@ -130,7 +147,7 @@ def main() -> None:
         "versions": {"moestro": ours.versions, "hf": theirs.versions},
         "pairs": args.pairs,
         "results": results,
-        "memory": {"moestro": ours.ask({"do": "memory"}), "hf": theirs.ask({"do": "memory"})},
+        "memory": {"moestro": ours.memory(), "hf": theirs.memory()},
     }
     ours.quit()
     theirs.quit()

@@ -1,27 +1,17 @@
 """HF transformers as a benchmark worker: one JSON command a line in, one JSON answer a line out.
 
 Runs in an environment of its own (no moestro there). Commands: {"do": "prefill", "tokens": n},
-{"do": "decode", "context": n, "steps": m}, {"do": "memory"}, {"do": "quit"}.
+{"do": "decode", "context": n, "steps": m}, {"do": "quit"}.
 """
 
 import argparse
 import json
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-
-
-def memory() -> dict[str, int]:
-    """Peak resident bytes of this process (VmHWM) and its anonymous part now."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {
-        "vm_hwm_bytes": int(status["VmHWM"].split()[0]) * 1024,
-        "rss_anon_bytes": int(status["RssAnon"].split()[0]) * 1024,
-    }
 
 
 class Worker:
@@ -59,9 +49,7 @@ class Worker:
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         if command["do"] == "prefill":
             return self.prefill(command["tokens"])
-        if command["do"] == "decode":
-            return self.decode(command["context"], command["steps"])
-        return memory()
+        return self.decode(command["context"], command["steps"])
 
 
 def main() -> None:

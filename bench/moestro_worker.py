@@ -5,7 +5,6 @@ import json
 import random
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,15 +14,6 @@ from moestro.config import EngineConfig
 from moestro.core.messages import StepReport
 from moestro.core.sampling_params import SamplingParams
 from moestro.engine.build import build_engine
-
-
-def memory() -> dict[str, int]:
-    """Peak resident bytes of this process (VmHWM) and its anonymous part now."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return {
-        "vm_hwm_bytes": int(status["VmHWM"].split()[0]) * 1024,
-        "rss_anon_bytes": int(status["RssAnon"].split()[0]) * 1024,
-    }
 
 
 class Worker:
@@ -79,9 +69,7 @@ class Worker:
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         if command["do"] == "prefill":
             return self.prefill(command["tokens"])
-        if command["do"] == "decode":
-            return self.decode(command["context"], command["steps"])
-        return memory()
+        return self.decode(command["context"], command["steps"])
 
 
 def has_token(report: StepReport) -> bool:

@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 
 import pytest
 from tests.cli.terminal import main
@@ -104,3 +106,18 @@ def test_peak_memory_sees_what_was_given_back() -> None:
     assert grown - before > 0.9 * size
     assert memory.peak_bytes > before
     assert peak_rss_bytes() >= 0.9 * size
+
+
+def test_memory_of_another_process() -> None:
+    size = 100_000_000
+    code = f"x = bytearray(b'x') * {size}; print('ready', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        with PeakMemory(child.pid) as memory:
+            assert child.stdout.readline() == "ready\n"
+        assert size < memory.peak_bytes < 2 * size
+        assert peak_rss_bytes(child.pid) > size
+        child.communicate("\n")
+    assert resident_bytes(child.pid) == 0

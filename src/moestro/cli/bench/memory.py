@@ -1,4 +1,7 @@
-"""Peak memory of this process and its children: anonymous and shared pages, not mapped files."""
+"""Peak memory of a process and its children: anonymous and shared pages, not mapped files.
+
+A pid of None is this process.
+"""
 
 import os
 import threading
@@ -9,14 +12,14 @@ from types import TracebackType
 INTERVAL_S = 0.02
 
 
-def resident_bytes() -> int:
-    """RssAnon + RssShmem of this process and all below it, now."""
-    return sum(_of_process(pid) for pid in _family())
+def resident_bytes(pid: int | None = None) -> int:
+    """RssAnon + RssShmem of a process and all below it, now."""
+    return sum(_of_process(member) for member in _family(pid or os.getpid()))
 
 
-def peak_rss_bytes() -> int:
-    """VmHWM of this process: the most it ever held, mapped files included."""
-    return _fields(os.getpid()).get("VmHWM", 0)
+def peak_rss_bytes(pid: int | None = None) -> int:
+    """VmHWM of a process: the most it ever held, mapped files included; 0 where it is gone."""
+    return _fields(pid or os.getpid()).get("VmHWM", 0)
 
 
 class PeakMemory:
@@ -25,8 +28,9 @@ class PeakMemory:
     Samples every 20 ms on a thread of its own, and at both ends of the block.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int | None = None) -> None:
         self.peak_bytes = 0
+        self._pid = pid
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="moestro-memory", daemon=True)
 
@@ -50,7 +54,7 @@ class PeakMemory:
             self._look()
 
     def _look(self) -> None:
-        self.peak_bytes = max(self.peak_bytes, resident_bytes())
+        self.peak_bytes = max(self.peak_bytes, resident_bytes(self._pid))
 
 
 def _of_process(pid: int) -> int:
@@ -73,9 +77,9 @@ def _fields(pid: int) -> dict[str, int]:
     return sizes
 
 
-def _family() -> Iterator[int]:
-    """This process and its descendants."""
-    waiting = [os.getpid()]
+def _family(first: int) -> Iterator[int]:
+    """A process and its descendants."""
+    waiting = [first]
     while waiting:
         pid = waiting.pop()
         yield pid
