@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from moestro.errors import ConfigError
+from moestro.errors import ConfigError, shown
 
 T = TypeVar("T")
 
@@ -38,8 +38,8 @@ class EnvVar(Generic[T]):
             return self.parse(text)
         except ValueError:
             raise ConfigError(
-                f"Environment variable {self.name}={text!r} is not valid: expected {self.values}. "
-                f"Correct or unset it (default: {self.default})."
+                f"Environment variable {self.name}={shown(text)} is not valid: expected "
+                f"{self.values}. Correct or unset it (default: {self.default})."
             ) from None
 
 

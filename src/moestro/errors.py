@@ -1,5 +1,7 @@
 """Every error a user can meet. The message names the value, the limit and what to do."""
 
+MAX_SHOWN_CHARS = 200
+
 
 class MoestroError(Exception):
     """Root of all errors raised on purpose; the CLI prints these without a traceback."""
@@ -31,3 +33,12 @@ class RequestError(MoestroError):
 
 class EngineDeadError(MoestroError):
     """The engine loop has stopped; the cause is chained."""
+
+
+def shown(value: object) -> str:
+    """How a message shows a value somebody else wrote: its repr, cut to MAX_SHOWN_CHARS."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # more digits than Python prints, a list in itself
+        return f"<{type(value).__name__} too large to show>"
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."

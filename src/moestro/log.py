@@ -3,7 +3,7 @@
 import logging
 
 from moestro import envs
-from moestro.errors import ConfigError
+from moestro.errors import ConfigError, shown
 
 FORMAT = "%(levelname).1s %(asctime)s %(name)s: %(message)s"
 TIME_FORMAT = "%H:%M:%S"
@@ -22,7 +22,7 @@ def setup_logging(level: str | None = None) -> None:
     """
     name = envs.LOG_LEVEL.get() if level is None else level.lower()
     if name not in envs.LOG_LEVELS:
-        raise ConfigError(f"log level {level!r} is not one of {', '.join(envs.LOG_LEVELS)}.")
+        raise ConfigError(f"log level {shown(level)} is not one of {', '.join(envs.LOG_LEVELS)}.")
     logger = logging.getLogger(ROOT)
     for handler in [h for h in logger.handlers if isinstance(h, _StderrHandler)]:
         logger.removeHandler(handler)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moestro.errors import RequestError
+from moestro.errors import RequestError, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
@@ -29,7 +29,7 @@ def _check_message(message: object, n: int) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         raise RequestError(
-            f"{where}.role must be one of {', '.join(ROLES)}, got {role!r}.", f"{where}.role"
+            f"{where}.role must be one of {', '.join(ROLES)}, got {shown(role)}.", f"{where}.role"
         )
     checked = dict(message)
     has_other = role == "assistant" and any(
@@ -62,7 +62,7 @@ def _part_text(part: object, where: str) -> str:
             return str(part["text"])
         kind = part.get("type")
         raise RequestError(
-            f"{where} has type {kind!r}: the models served here take text parts only.", where
+            f"{where} has type {shown(kind)}: the models served here take text parts only.", where
         )
     raise RequestError(f"{where} must be a text part, got {type(part).__name__}.", where)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from moestro.core.generation_config import CHECKPOINT_FIELDS
 from moestro.core.sampling_params import SamplingParams, sampling_field_names
-from moestro.errors import ConfigError
+from moestro.errors import ConfigError, shown
 
 _PREFIX = "sampling_"
 _INTS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
@@ -95,7 +95,7 @@ def _number(flag: str, text: str, kind: Callable[[str], Any], what: str) -> Any:
     try:
         return kind(text)
     except ValueError:
-        raise ConfigError(f"{flag} must be {what}, got {text!r}.") from None
+        raise ConfigError(f"{flag} must be {what}, got {shown(text)}.") from None
 
 
 def _biases(flag: str, text: str) -> dict[int, float]:
@@ -104,7 +104,7 @@ def _biases(flag: str, text: str) -> dict[int, float]:
     except (ValueError, TypeError, AttributeError):
         raise ConfigError(
             f"{flag} must be a JSON object of token ids to numbers, such as '{{\"5\": -1.5}}', "
-            f"got {text!r}."
+            f"got {shown(text)}."
         ) from None
 
 

@@ -14,7 +14,7 @@ from moestro.config.knob import Knob, knobs_of
 from moestro.config.server import ServerConfig
 from moestro.config.sources import own_options, read_yaml
 from moestro.config.vllm_names import FOREIGN_NAMES
-from moestro.errors import ConfigError
+from moestro.errors import ConfigError, shown
 
 _ENGINE_NAMES = frozenset(
     name for own, (_, option) in knobs_of(EngineConfig).items() for name in (own, *option.also)
@@ -65,7 +65,8 @@ def engine_config_from_args(args: argparse.Namespace) -> EngineConfig:
     if model is not None:
         if flags.get("model", model) != model:
             raise ConfigError(
-                f"The model is given twice: {model!r} and --model {flags['model']!r}. Keep one."
+                f"The model is given twice: {shown(model)} and --model "
+                f"{shown(flags['model'])}. Keep one."
             )
         flags["model"] = model
     path = given.get("config")

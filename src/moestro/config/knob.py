@@ -6,7 +6,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any
 
 from moestro.config.kinds import Kind
-from moestro.errors import ConfigError
+from moestro.errors import ConfigError, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,11 @@ def checked(name: str, entry: tuple[Field[Any], Knob], value: object) -> object:
     try:
         parsed = option.kind.parse(value)
     except (ValueError, TypeError, OverflowError, RecursionError):
-        shown = repr(value)
-        shown = shown if len(shown) <= 200 else shown[:200] + "..."
-        raise ConfigError(f"{name} must be {option.kind.expects}, got {shown}.") from None
+        raise ConfigError(f"{name} must be {option.kind.expects}, got {shown(value)}.") from None
     if option.waits_for is not None and parsed not in option.ready:
         usable = " or ".join(repr(r) for r in option.ready)
         raise ConfigError(
-            f"{name}={parsed!r} is not available in this version: it comes with "
+            f"{name}={shown(parsed)} is not available in this version: it comes with "
             f"{option.waits_for}. Use {usable} until then."
         )
     return parsed
@@ -75,4 +73,4 @@ def unknown_option(name: str, known: Iterable[str], where: str = "") -> ConfigEr
     """The error for a name that is no option, with the closest ones that are."""
     close = difflib.get_close_matches(name.lower().replace("-", "_"), sorted(known), n=3)
     hint = f" Did you mean {' or '.join(close)}?" if close else " docs/config.md lists them all."
-    return ConfigError(f"{name!r} is not an option{where}.{hint}")
+    return ConfigError(f"{shown(name)} is not an option{where}.{hint}")

@@ -8,7 +8,7 @@ import yaml
 
 from moestro.config.knob import knobs_of, unknown_option
 from moestro.config.vllm_names import FOREIGN_NAMES
-from moestro.errors import ConfigError
+from moestro.errors import ConfigError, shown
 
 
 def own_options(
@@ -33,8 +33,8 @@ def own_options(
         if name in known:
             if name in found and found[name] != value:
                 raise ConfigError(
-                    f"{spelling[name]}={found[name]!r} and {written}={value!r}{where} are the "
-                    "same option with different values: keep one."
+                    f"{spelling[name]}={shown(found[name])} and {written}={shown(value)}{where} "
+                    "are the same option with different values: keep one."
                 )
             if value is not None:
                 found[name], spelling[name] = value, written
@@ -55,7 +55,7 @@ def _check_foreign(name: str, value: object, where: str) -> None:
     usable = " or ".join(repr(item) for item in foreign.harmless)
     accepted = f" Only {usable} is accepted." if usable else ""
     raise ConfigError(
-        f"{name}={value!r}{where} has no equivalent here: {foreign.reason}.{accepted}"
+        f"{name}={shown(value)}{where} has no equivalent here: {foreign.reason}.{accepted}"
     )
 
 
@@ -108,7 +108,7 @@ class _StrictLoader(yaml.SafeLoader):
             if isinstance(key, str | int | float | bool):
                 if key in seen:
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key!r} is given twice", key_node.start_mark
+                        None, None, f"the key {shown(key)} is given twice", key_node.start_mark
                     )
                 seen.add(key)
         return super().construct_mapping(node, deep)

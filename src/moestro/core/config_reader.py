@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from moestro.errors import CheckpointError, UnsupportedError
+from moestro.errors import CheckpointError, UnsupportedError, shown
 
 MAX_SIZE = 2**31 - 1
 
@@ -87,7 +87,7 @@ class ConfigReader:
             if self._config[other] != self._config[present[0]]:
                 raise self.wrong(
                     other,
-                    f"must agree with {present[0]}={self._config[present[0]]!r}: "
+                    f"must agree with {present[0]}={shown(self._config[present[0]])}: "
                     "both name the same quantity",
                 )
         return present[0] if present else keys[0]
@@ -100,7 +100,7 @@ class ConfigReader:
             value != wanted or isinstance(value, bool) is not isinstance(wanted, bool)
         ):
             raise UnsupportedError(
-                f"{self.where}: {key}={value!r} is not supported ({why}); only {wanted!r} is."
+                f"{self.where}: {key}={shown(value)} is not supported ({why}); only {wanted!r} is."
             )
 
     def token_id(self, key: str, vocab_size: int) -> int | None:
@@ -130,16 +130,14 @@ class ConfigReader:
 
     def wrong(self, key: str, constraint: str) -> CheckpointError:
         """The error for a key whose value breaks a constraint."""
-        shown = repr(self._config.get(key))
-        shown = shown if len(shown) <= 200 else shown[:200] + "..."
-        return CheckpointError(f"{self.where}: {key}={shown} {constraint}.")
+        return CheckpointError(f"{self.where}: {key}={shown(self._config.get(key))} {constraint}.")
 
     def _present(self, key: str, default: Any) -> Any:
         value = self.value(key)
         if value is None:
             value = default
         if value is None:
-            raise CheckpointError(f"{self.where} lacks {key!r}, which the model needs.")
+            raise CheckpointError(f"{self.where} lacks {shown(key)}, which the model needs.")
         return value
 
 

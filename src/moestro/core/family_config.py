@@ -6,7 +6,7 @@ from typing import Any
 from moestro.core.config_reader import ConfigReader
 from moestro.core.model_spec import RopeSpec
 from moestro.core.rope_config import read_rope
-from moestro.errors import UnsupportedError
+from moestro.errors import UnsupportedError, shown
 
 MAX_LAYERS = 10_000
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -82,13 +82,15 @@ def _check_attention_is_full(config: ConfigReader) -> None:
     sliding = config.value("sliding_window")
     if sliding is not None and not config.has("use_sliding_window"):
         raise UnsupportedError(
-            f"{config.where}: sliding_window={sliding!r} without use_sliding_window=false is "
+            f"{config.where}: sliding_window={shown(sliding)} without use_sliding_window=false is "
             "not supported (attention is over the whole context)."
         )
     layer_types = config.value("layer_types")
-    if layer_types is not None and set(map(str, layer_types)) - {"full_attention"}:
+    if layer_types is None:
+        return
+    if not isinstance(layer_types, list) or any(kind != "full_attention" for kind in layer_types):
         raise UnsupportedError(
-            f"{config.where}: layer_types={layer_types!r} is not supported; only "
+            f"{config.where}: layer_types={shown(layer_types)} is not supported; only "
             "full_attention layers are."
         )
 
@@ -105,6 +107,6 @@ def _read_dtype(config: ConfigReader) -> str:
     dtype = config.text(key, "float32").removeprefix("torch.")
     if dtype not in _DTYPES:
         raise UnsupportedError(
-            f"{config.where}: {key}={dtype!r} is not supported; {', '.join(_DTYPES)} are."
+            f"{config.where}: {key}={shown(dtype)} is not supported; {', '.join(_DTYPES)} are."
         )
     return dtype

@@ -10,7 +10,7 @@ from moestro.core.harmless_keys import HARMLESS_KEYS
 from moestro.core.hy_v3_config import read_hy_v3
 from moestro.core.model_spec import ModelSpec
 from moestro.core.qwen3_moe_config import read_qwen3_moe
-from moestro.errors import CheckpointError, UnsupportedError
+from moestro.errors import CheckpointError, UnsupportedError, shown
 
 _FAMILIES: dict[str, tuple[str, Callable[[ConfigReader], ModelSpec]]] = {
     "hy_v3": ("HYV3ForCausalLM", read_hy_v3),
@@ -34,13 +34,13 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelSpec:
     supported = ", ".join(_FAMILIES)
     if model_type not in _FAMILIES:
         raise UnsupportedError(
-            f"config.json: model_type={model_type!r} is not supported; supported: {supported}."
+            f"config.json: model_type={shown(model_type)} is not supported; supported: {supported}."
         )
     architecture, read = _FAMILIES[model_type]
     found = reader.value("architectures")
     if found is not None and architecture not in (found if isinstance(found, list) else [found]):
         raise UnsupportedError(
-            f"config.json: architectures={found!r} is not supported for {model_type}; "
+            f"config.json: architectures={shown(found)} is not supported for {model_type}; "
             f"only {architecture} is."
         )
     _refuse_quantized(reader)
@@ -72,7 +72,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     table: dict[str, Any] = {}
     for key, value in pairs:
         if key in table and table[key] != value:
-            raise ValueError(f"the key {key!r} stands twice with different values")
+            raise ValueError(f"the key {shown(key)} stands twice with different values")
         table[key] = value
     return table
 
@@ -83,7 +83,7 @@ def _refuse_quantized(reader: ConfigReader) -> None:
         return
     method = found.get("quant_method") if isinstance(found, dict) else found
     raise UnsupportedError(
-        f"config.json: quantization_config with quant_method={method!r}: quantized checkpoints "
-        "come with the quantised weight formats. Supported now: float32, bfloat16 and float16 "
-        "checkpoints."
+        f"config.json: quantization_config with quant_method={shown(method)}: quantized "
+        "checkpoints come with the quantised weight formats. Supported now: float32, bfloat16 "
+        "and float16 checkpoints."
     )

@@ -7,9 +7,9 @@ rope_scaling {rope_type or type, ...}. A checkpoint may carry both: they must ag
 import logging
 import math
 
-from moestro.core.config_reader import ConfigReader
+from moestro.core.config_reader import MAX_SIZE, ConfigReader
 from moestro.core.model_spec import RopeSpec
-from moestro.errors import CheckpointError, UnsupportedError
+from moestro.errors import CheckpointError, UnsupportedError, shown
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +32,9 @@ def read_rope(config: ConfigReader, max_position_embeddings: int) -> RopeSpec:
     specs = [_read_one(t, theta, max_position_embeddings, outer_length) for t in tables]
     if len(specs) == 2 and specs[0] != specs[1]:
         raise CheckpointError(
-            f"{config.where}: rope_parameters={config.value('rope_parameters')!r} and "
-            f"rope_scaling={config.value('rope_scaling')!r} contradict each other. Keep the one "
-            "the model was trained with."
+            f"{config.where}: rope_parameters={shown(config.value('rope_parameters'))} and "
+            f"rope_scaling={shown(config.value('rope_scaling'))} contradict each other. Keep the "
+            "one the model was trained with."
         )
     return specs[0] if specs else RopeSpec(theta=theta)
 
@@ -67,7 +67,7 @@ def _read_one(
         spec = RopeSpec(theta=theta)
     else:
         raise UnsupportedError(
-            f"{table.where}: rope_type={kind!r} is not supported; default and yarn are."
+            f"{table.where}: rope_type={shown(kind)} is not supported; default and yarn are."
         )
     table.refuse_unknown(())
     return spec
@@ -90,6 +90,8 @@ def _read_yarn(
         logger.warning(
             "%s has no %s: taking max_position_embeddings=%d.", table.where, key, original
         )
+    if original * factor > MAX_SIZE:
+        raise table.wrong("factor", f"stretches {original} positions beyond {MAX_SIZE}")
     beta_fast = table.number("beta_fast", 32.0, low=0.0)
     beta_slow = table.number("beta_slow", 1.0, low=0.0)
     if beta_fast < beta_slow:

@@ -1,10 +1,9 @@
 """SamplingParams: what a user may ask of sampling, under vLLM's names and defaults."""
 
-import math
 from dataclasses import dataclass, fields, replace
 
 from moestro.core.grammar import GrammarSpec
-from moestro.errors import RequestError
+from moestro.errors import RequestError, shown
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
@@ -76,9 +75,9 @@ class SamplingParams:
         pairs = bias.items() if isinstance(bias, dict) else self.logit_bias or ()
         try:
             put(self, "logit_bias", tuple((int(t), float(b)) for t, b in pairs))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise RequestError(
-                f"logit_bias must map token ids to numbers, got {bias!r}.", "logit_bias"
+                f"logit_bias must map token ids to numbers, got {shown(bias)}.", "logit_bias"
             ) from None
         if self.top_k == -1:
             put(self, "top_k", 0)
@@ -87,11 +86,11 @@ class SamplingParams:
         for name, low, high, low_open in _RANGES:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
-                raise RequestError(f"{name} must be a number, got {value!r}.", name)
+                raise RequestError(f"{name} must be a number, got {shown(value)}.", name)
             inside = low < value <= high if low_open else low <= value <= high
-            if not (math.isfinite(value) and inside):
+            if not inside:  # nor is NaN
                 span = f"{'(' if low_open else '['}{low:g}, {high:g}]"
-                raise RequestError(f"{name} must be in {span}, got {value}.", name)
+                raise RequestError(f"{name} must be in {span}, got {shown(value)}.", name)
 
     def _check_lengths(self) -> None:
         _check_int(self.n, "n", 1, MAX_SAMPLES)
@@ -101,8 +100,8 @@ class SamplingParams:
             _check_int(self.max_tokens, "max_tokens", 1, None)
             if self.min_tokens > self.max_tokens:
                 raise RequestError(
-                    f"min_tokens must be at most max_tokens={self.max_tokens}, "
-                    f"got {self.min_tokens}.",
+                    f"min_tokens must be at most max_tokens={shown(self.max_tokens)}, "
+                    f"got {shown(self.min_tokens)}.",
                     "min_tokens",
                 )
         for name in ("logprobs", "prompt_logprobs"):
@@ -115,10 +114,12 @@ class SamplingParams:
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise RequestError(
-                    f"{name} must be true or false, got {getattr(self, name)!r}.", name
+                    f"{name} must be true or false, got {shown(getattr(self, name))}.", name
                 )
         if not isinstance(self.grammar, GrammarSpec | None):
-            raise RequestError(f"grammar must be a GrammarSpec, got {self.grammar!r}.", "grammar")
+            raise RequestError(
+                f"grammar must be a GrammarSpec, got {shown(self.grammar)}.", "grammar"
+            )
         if any(not s for s in self.stop):
             raise RequestError("stop must not hold an empty string.", "stop")
         if self.stop and not self.detokenize:
@@ -126,7 +127,7 @@ class SamplingParams:
         for token, bias in self.logit_bias:
             if not -100.0 <= bias <= 100.0:
                 raise RequestError(
-                    f"logit_bias must be in [-100, 100], got {bias} for token {token}.",
+                    f"logit_bias must be in [-100, 100], got {bias} for token {shown(token)}.",
                     "logit_bias",
                 )
 
@@ -161,14 +162,16 @@ def _as_tuple(value: object, kind: type, name: str) -> tuple[object, ...]:
     if not isinstance(items, list | tuple) or any(
         not isinstance(i, kind) or isinstance(i, bool) for i in items
     ):
-        raise RequestError(f"{name} must be {kind.__name__} or a list of it, got {value!r}.", name)
+        raise RequestError(
+            f"{name} must be {kind.__name__} or a list of it, got {shown(value)}.", name
+        )
     return tuple(items)
 
 
 def _check_int(value: object, name: str, low: int, high: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(f"{name} must be an integer, got {value!r}.", name)
+        raise RequestError(f"{name} must be an integer, got {shown(value)}.", name)
     if value < low:
-        raise RequestError(f"{name} must be at least {low}, got {value}.", name)
+        raise RequestError(f"{name} must be at least {low}, got {shown(value)}.", name)
     if high is not None and value > high:
-        raise RequestError(f"{name} must be at most {high}, got {value}.", name)
+        raise RequestError(f"{name} must be at most {high}, got {shown(value)}.", name)

@@ -12,7 +12,7 @@ from moestro.core.outputs import Logprob
 from moestro.core.request import FinishReason, Request
 from moestro.core.step import Runner, TokenLogprobs
 from moestro.engine.detokenizer import Detokenizer, TokenVocabulary
-from moestro.errors import RequestError
+from moestro.errors import RequestError, shown
 from moestro.scheduler import Scheduler, SequenceUpdate
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Engine:
         """Queue a request. Raises RequestError when its id is in use or its grammar is refused."""
         if request.request_id in self._requests:
             raise RequestError(
-                f"The request id {request.request_id!r} is in use: ids must be unique.",
+                f"The request id {shown(request.request_id)} is in use: ids must be unique.",
                 "request_id",
             )
         self._scheduler.add(request)

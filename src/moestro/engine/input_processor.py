@@ -10,7 +10,7 @@ from typing import NotRequired, TypedDict
 from moestro.core.request import Request
 from moestro.core.sampling_params import SamplingParams
 from moestro.engine.tokenizer import Tokenizer
-from moestro.errors import RequestError
+from moestro.errors import RequestError, shown
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class InputProcessor:
         low, high = min(token_ids), max(token_ids)
         if low < 0 or high >= vocab_size:
             raise RequestError(
-                f"Token id {low if low < 0 else high} is out of vocabulary: ids must be in "
+                f"Token id {shown(low if low < 0 else high)} is out of vocabulary: ids must be in "
                 f"[0, {vocab_size - 1}].",
                 "prompt",
             )
@@ -204,8 +204,8 @@ class InputProcessor:
             strays = [t for t in ids if not 0 <= t < size]
             if strays:
                 raise RequestError(
-                    f"{name} holds token ids out of vocabulary: {strays[:10]}; ids must be in "
-                    f"[0, {size - 1}].",
+                    f"{name} holds token ids out of vocabulary: {shown(strays[:10])}; ids must be "
+                    f"in [0, {size - 1}].",
                     name,
                 )
         for name in ("logprobs", "prompt_logprobs"):
@@ -266,6 +266,7 @@ def _as_ids(ids: object) -> list[int]:
             checked.append(operator.index(token_id))
         except TypeError:
             raise RequestError(
-                f"prompt_token_ids must be integers, got {token_id!r} at position {at}.", "prompt"
+                f"prompt_token_ids must be integers, got {shown(token_id)} at position {at}.",
+                "prompt",
             ) from None
     return checked

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from moestro.core.messages import EngineStats, SequenceDelta, StepReport
 from moestro.core.outputs import Logprob
-from moestro.errors import EngineDeadError, RequestError
+from moestro.errors import EngineDeadError, RequestError, shown
 
 
 @dataclass(slots=True)
@@ -111,7 +111,8 @@ class StreamHub:
                 raise EngineDeadError(self._failure)
             if request_id in self._streams:
                 raise RequestError(
-                    f"The request id {request_id!r} is in use: ids must be unique.", "request_id"
+                    f"The request id {shown(request_id)} is in use: ids must be unique.",
+                    "request_id",
                 )
             self._streams[request_id] = stream
 

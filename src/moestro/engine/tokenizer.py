@@ -13,7 +13,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
-from moestro.errors import CheckpointError, RequestError, UnsupportedError
+from moestro.errors import CheckpointError, RequestError, UnsupportedError, shown
 
 NAMED_TOKENS = (
     "bos_token",
@@ -261,8 +261,9 @@ def _add_missing_tokens(backend: Backend, config: dict[str, Any], folder: Path) 
             add([token])
         if backend.token_to_id(text) != wanted:
             raise CheckpointError(
-                f"{folder}: tokenizer_config.json gives {text!r} the id {wanted}, tokenizer.json "
-                f"gives it {backend.token_to_id(text)}. The two files do not belong together."
+                f"{folder}: tokenizer_config.json gives {shown(text)} the id {wanted}, "
+                f"tokenizer.json gives it {backend.token_to_id(text)}. The two files do not "
+                "belong together."
             )
 
 
@@ -271,7 +272,8 @@ def _numeric_key(item: tuple[str, Any]) -> int:
         return int(item[0])
     except ValueError:
         raise CheckpointError(
-            f"added_tokens_decoder in tokenizer_config.json has the key {item[0]!r}, not an id."
+            f"added_tokens_decoder in tokenizer_config.json has the key {shown(item[0])}, which is "
+            "no id."
         ) from None
 
 
@@ -292,8 +294,8 @@ def _check_eos(backend: Backend, config: dict[str, Any], folder: Path) -> None:
         return
     ids = backend.encode(eos, add_special_tokens=False).ids
     raise CheckpointError(
-        f"{folder}: eos_token {eos!r} is not one token but {len(ids)} ({ids}): generation could "
-        "never end on it. Make it an added token in tokenizer.json, or correct eos_token in "
+        f"{folder}: eos_token {shown(eos)} is not one token but {len(ids)} ({ids}): generation "
+        "could never end on it. Make it an added token in tokenizer.json, or correct eos_token in "
         "tokenizer_config.json."
     )
 

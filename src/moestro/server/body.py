@@ -9,7 +9,7 @@ import pydantic_core
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
-from moestro.errors import RequestError
+from moestro.errors import RequestError, shown
 from moestro.server.errors import ApiError, ClientGoneError, validation_api_error
 
 M = TypeVar("M", bound=BaseModel)
@@ -51,10 +51,9 @@ class FieldRules:
         return kept
 
     def _unknown(self, name: str, known: set[str]) -> str:
-        shown = name if len(name) <= 100 else name[:100] + "..."
         near = difflib.get_close_matches(name[:100], sorted(known), n=1)
         hint = f" Did you mean {near[0]!r}?" if near else " Remove it."
-        return f"Unknown field {shown!r}.{hint}"
+        return f"Unknown field {shown(name)}.{hint}"
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:

@@ -10,7 +10,7 @@ from typing import Self
 import torch
 
 from moestro.core.model_spec import ModelSpec
-from moestro.errors import CheckpointError
+from moestro.errors import CheckpointError, shown
 from moestro.weights.header import TensorEntry, read_header
 
 _INDEX = "model.safetensors.index.json"
@@ -42,7 +42,7 @@ class Checkpoint:
                 if entry.name in self._entries:
                     other = self._entries[entry.name][0].name
                     raise CheckpointError(
-                        f"{model_dir}: tensor {entry.name!r} is in {other} and in {path.name}"
+                        f"{model_dir}: tensor {shown(entry.name)} is in {other} and in {path.name}"
                     )
                 self._entries[entry.name] = (path, entry)
 
@@ -95,7 +95,9 @@ class Checkpoint:
         """
         path, entry = self._entries[name]
         if entry.dtype not in _DTYPES:
-            raise CheckpointError(f"{path}: tensor {name!r} is {entry.dtype}, which torch lacks")
+            raise CheckpointError(
+                f"{path}: tensor {shown(name)} is {entry.dtype}, which torch lacks"
+            )
         dtype = _DTYPES[entry.dtype]
         if entry.num_bytes == 0:
             return torch.empty(entry.shape, dtype=dtype)
@@ -185,7 +187,9 @@ def _read_index(path: Path) -> dict[str, str]:
         raise CheckpointError(f"{path}: has no weight_map of tensor names to files")
     for name, file in weight_map.items():
         if not isinstance(file, str) or Path(file).name != file:
-            raise CheckpointError(f"{path}: {name!r} maps to {file!r}, which is no file name")
+            raise CheckpointError(
+                f"{path}: {shown(name)} maps to {shown(file)}, which is no file name"
+            )
     missing = sorted(f for f in set(weight_map.values()) if not (path.parent / f).is_file())
     if missing:
         raise CheckpointError(

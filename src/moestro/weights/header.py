@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moestro.errors import CheckpointError
+from moestro.errors import CheckpointError, shown
 
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
@@ -81,7 +81,7 @@ def _parse(path: Path, raw: bytes) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for name, value in pairs:
             if name in result:
-                raise _bad(path, f"header names {name!r} twice: corrupt")
+                raise _bad(path, f"header names {shown(name)} twice: corrupt")
             result[name] = value
         return result
 
@@ -96,16 +96,18 @@ def _parse(path: Path, raw: bytes) -> dict[str, Any]:
 
 
 def _entry(path: Path, name: str, value: Any) -> TensorEntry:
-    where = f"tensor {name!r}"
+    where = f"tensor {shown(name)}"
     if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= value.keys():
         raise _bad(path, f"{where} lacks dtype, shape or data_offsets: corrupt header")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise _bad(path, f"{where} has the unknown dtype {dtype!r}")
+        raise _bad(path, f"{where} has the unknown dtype {shown(dtype)}")
     if not _is_sizes(shape):
-        raise _bad(path, f"{where} has the impossible shape {shape!r}: corrupt header")
+        raise _bad(path, f"{where} has the impossible shape {shown(shape)}: corrupt header")
     if not _is_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise _bad(path, f"{where} has the impossible data_offsets {offsets!r}: corrupt header")
+        raise _bad(
+            path, f"{where} has the impossible data_offsets {shown(offsets)}: corrupt header"
+        )
     bits = math.prod(shape) * DTYPE_BITS[dtype]
     if bits % 8 or bits // 8 != offsets[1] - offsets[0]:
         raise _bad(
@@ -126,15 +128,15 @@ def _check_cover(path: Path, entries: list[TensorEntry], data_bytes: int) -> Non
     end, before = 0, ""
     for e in sorted(entries, key=lambda e: (e.start, e.stop)):
         if e.start < end:
-            raise _bad(path, f"tensors {before!r} and {e.name!r} overlap: corrupt header")
+            raise _bad(path, f"tensors {shown(before)} and {shown(e.name)} overlap: corrupt header")
         if e.start > end:
-            raise _bad(path, f"{e.start - end} bytes before tensor {e.name!r} belong to none")
+            raise _bad(path, f"{e.start - end} bytes before tensor {shown(e.name)} belong to none")
         end, before = e.stop, e.name
     if end > data_bytes:
         raise _bad(
             path,
-            f"tensor {before!r} ends at byte {end} of the data, but the file holds {data_bytes}: "
-            "truncated, or still being written",
+            f"tensor {shown(before)} ends at byte {end} of the data, but the file holds "
+            f"{data_bytes}: truncated, or still being written",
         )
     if end < data_bytes:
         raise _bad(path, f"{data_bytes - end} bytes after the last tensor belong to none: corrupt")

@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from moestro.errors import CheckpointError, ConfigError
+from moestro.errors import CheckpointError, ConfigError, shown
 
 _BUNDLED_ROOT = Path(__file__).resolve().parent.parent / "bundled"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -29,17 +29,17 @@ def resolve_model(name: str, *, with_weights: bool = True) -> Path:
     folder that is no checkpoint).
     """
     if not name or "\0" in name:
-        raise ConfigError(f"model {name!r} is no name: give {_choices()}")
+        raise ConfigError(f"model {shown(name)} is no name: give {_choices()}")
     if name in bundled_models():
         return _BUNDLED_ROOT / name
     path = Path(name).expanduser() if name.startswith("~") else Path(name)
     if _is_dir(path):
         return _checked_folder(path)
     if os.path.lexists(path):
-        raise ConfigError(f"model {name!r} is a file: give the folder that holds it")
+        raise ConfigError(f"model {shown(name)} is a file: give the folder that holds it")
     if _HUB_ID.fullmatch(name):
         return _checked_folder(_fetch(name, _ALL_FILES if with_weights else _JSON_FILES))
-    raise ConfigError(f"model {name!r} does not exist: give {_choices()}")
+    raise ConfigError(f"model {shown(name)} does not exist: give {_choices()}")
 
 
 def _choices() -> str:
@@ -72,7 +72,7 @@ def _fetch(hub_id: str, patterns: tuple[str, ...]) -> Path:
         hub = importlib.import_module("huggingface_hub")
     except ImportError as error:
         raise ConfigError(
-            f"model {hub_id!r} is no folder here and, as a Hub id, needs huggingface_hub: "
+            f"model {shown(hub_id)} is no folder here and, as a Hub id, needs huggingface_hub: "
             f"pip install 'moestro[hub]', or give {_choices()}"
         ) from error
     try:
@@ -82,7 +82,7 @@ def _fetch(hub_id: str, patterns: tuple[str, ...]) -> Path:
         lines = str(error).strip().splitlines()
         reason = lines[0] if lines else "no reason given"
         raise ConfigError(
-            f"model {hub_id!r} is no folder here and can't be fetched from the Hub: "
+            f"model {shown(hub_id)} is no folder here and can't be fetched from the Hub: "
             f"{type(error).__name__}: {reason}. Check the name, the network and HF_TOKEN, "
             f"or give {_choices()}"
         ) from error
