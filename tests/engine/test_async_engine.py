@@ -82,6 +82,22 @@ def test_outputs_are_cumulative_and_end_finished() -> None:
     asyncio.run(scenario())
 
 
+def test_outputs_are_not_copied_at_every_token() -> None:
+    async def scenario() -> None:
+        params = SamplingParams(max_tokens=4, logprobs=0)
+        async with AsyncEngine(built(GatedRunner({0: b"abcd"}, gate=threading.Semaphore(99)))) as e:
+            outputs = e.generate([7, 0], params)
+            first = await anext(outputs)
+            ids, so_far = first.outputs[0].token_ids, list(first.outputs[0].token_ids)
+            last = (await collect(outputs) or [first])[-1]
+        assert last.outputs[0].token_ids is ids
+        assert last.prompt_token_ids is first.prompt_token_ids
+        assert ids == [*b"abcd"]
+        assert so_far == ids[: len(so_far)]
+
+    asyncio.run(scenario())
+
+
 def test_many_requests_and_several_samples_at_once() -> None:
     async def scenario() -> None:
         async with AsyncEngine(built(replay(b"zero", b"one!", b"two!"))) as engine:

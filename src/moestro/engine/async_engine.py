@@ -125,6 +125,7 @@ class AsyncEngine:
     ) -> AsyncGenerator[RequestOutput, None]:
         """All that there is so far, each time something was added; the last one is finished.
 
+        The lists in an output grow when the next one is asked for: copy what must stay as it is.
         Closing the iterator, or cancelling the task, aborts the request. params None: the
         checkpoint's defaults. strict_max_tokens: refuse max_tokens beyond the context instead of
         capping it. Raises RequestError, and EngineDeadError when the engine stops underneath.

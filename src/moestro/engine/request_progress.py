@@ -58,7 +58,8 @@ class RequestProgress:
                 sequence.stop_reason = delta.error
 
     def output(self) -> RequestOutput:
-        """Everything so far; what later deltas change is a copy.
+        """Everything so far. Its lists are this object's own and grow with later deltas: a copy
+        at every token would cost the square of the output's length.
 
         A sequence that ended in an error has the error's text as its stop_reason.
         """
@@ -72,17 +73,15 @@ class RequestProgress:
                 CompletionOutput(
                     index=index,
                     text=sequence.text,
-                    token_ids=list(sequence.token_ids),
+                    token_ids=sequence.token_ids,
                     cumulative_logprob=sequence.cumulative_logprob if scored else None,
-                    logprobs=list(sequence.logprobs) if scored else None,
+                    logprobs=sequence.logprobs if scored else None,
                     finish_reason=sequence.finish_reason,
                     stop_reason=sequence.stop_reason,
                 )
                 for index, sequence in enumerate(self._sequences)
             ],
             finished=self.finished,
-            prompt_logprobs=(
-                None if params.prompt_logprobs is None else list(self._prompt_logprobs)
-            ),
+            prompt_logprobs=None if params.prompt_logprobs is None else self._prompt_logprobs,
             num_cached_tokens=self._num_cached_tokens,
         )

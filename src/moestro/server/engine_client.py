@@ -32,6 +32,7 @@ class EngineClient(Protocol):
     ) -> AsyncGenerator[RequestOutput, None]:
         """What there is so far, each time something was added; closing the iterator aborts.
 
+        The lists in an output may grow when the next one is asked for.
         Raises RequestError, CapacityError and EngineDeadError.
         """
 

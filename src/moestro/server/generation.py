@@ -163,7 +163,11 @@ def _check_failed(output: RequestOutput) -> None:
 async def run_jobs(
     context: ServerContext, jobs: Sequence[Job], request_id: str
 ) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """(index of the job, output) of all jobs as they come. An error in one ends all."""
+    """(index of the job, output) of all jobs as they come. An error in one ends all.
+
+    A job goes on once its output has been dealt with: a slow client finds its tokens added up, not
+    queued, and no output changes under its reader.
+    """
     if len(jobs) == 1:
         async with aclosing(run_job(context, jobs[0], request_id)) as stream:
             async for output in stream:
@@ -176,6 +180,7 @@ async def run_jobs(
             async with aclosing(run_job(context, jobs[index], f"{request_id}-{index}")) as stream:
                 async for output in stream:
                     queue.put_nowait((index, output))
+                    await queue.join()
             queue.put_nowait(None)
         except Exception as error:
             queue.put_nowait(error)
@@ -191,6 +196,7 @@ async def run_jobs(
                 running -= 1
             else:
                 yield item
+            queue.task_done()
     finally:
         for task in tasks:
             task.cancel()
