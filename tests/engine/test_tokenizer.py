@@ -165,11 +165,6 @@ def test_the_length_bound_knows_normalisers(
     assert Tokenizer.load(folder).max_chars_per_token == wanted
 
 
-def test_override_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    elsewhere = tmp_path_factory.mktemp("model")
-    assert Tokenizer.load(elsewhere, folder).vocab_size == 4096
-
-
 def test_apply_chat_template_needs_one() -> None:
     with pytest.raises(RequestError, match="chat template"):
         TOKENIZER.apply_chat_template([{"role": "user", "content": "x"}])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from moestro.backends.cpu.device import CpuDevice
+from moestro.backends import load_backend
 from moestro.chat.templates import ChatTemplate
 from moestro.config import EngineConfig
 from moestro.core.generation_config import GenerationDefaults, load_generation_defaults
@@ -50,14 +50,15 @@ def build_engine(
     model_dir = resolve_model(config.model)
     spec = load_model_spec(model_dir)
     num_mtp_layers = _num_mtp_layers(model_dir, spec)
-    device = CpuDevice()
+    device = load_backend("cpu")
     plan = make_plan(config.model, spec, device.hardware(), config, num_mtp_layers=num_mtp_layers)
     for line in plan_lines(plan):
         logger.info("%s", line)
-    tokenizer = _load_tokenizer(config, model_dir)
-    chat_template = ChatTemplate.load(_tokenizer_dir(config, model_dir), config.chat_template)
-    if tokenizer is not None:
-        tokenizer.chat_template = chat_template
+    tokenizer_dir = _tokenizer_dir(config, model_dir)
+    chat_template = ChatTemplate.load(tokenizer_dir, config.chat_template)
+    tokenizer = None
+    if not config.skip_tokenizer_init:
+        tokenizer = Tokenizer.load(tokenizer_dir, chat_template)
     processor = _make_processor(config, model_dir, spec, plan, tokenizer)
     device.set_num_threads(plan.num_threads)
     torch.set_num_threads(plan.num_threads)
@@ -97,12 +98,6 @@ def _tokenizer_dir(config: EngineConfig, model_dir: Path) -> Path:
         return model_dir
     path = Path(config.tokenizer).expanduser()
     return path if path.is_dir() else resolve_model(config.tokenizer, with_weights=False)
-
-
-def _load_tokenizer(config: EngineConfig, model_dir: Path) -> Tokenizer | None:
-    if config.skip_tokenizer_init:
-        return None
-    return Tokenizer.load(_tokenizer_dir(config, model_dir))
 
 
 def _make_processor(

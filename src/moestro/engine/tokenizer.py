@@ -5,38 +5,29 @@ the concatenation of those runs and can be done incrementally, to the byte.
 """
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 
+from moestro.chat.templates import ChatTemplate
+from moestro.core.tokenizer_config import (
+    NAMED_TOKENS,
+    added_tokens,
+    listed_tokens,
+    read_tokenizer_config,
+    token_text,
+)
 from moestro.errors import CheckpointError, RequestError, UnsupportedError, shown
 
-NAMED_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "pad_token",
-    "unk_token",
-    "sep_token",
-    "cls_token",
-    "mask_token",
-)
+logger = logging.getLogger(__name__)
+
+_MAX_TOKEN_ID = 2**24
 _MAX_NFC_SHRINK = 4  # code points that canonical composition can fold into one
-
-
-class ChatRenderer(Protocol):
-    """What the tokenizer needs of a chat template (see chat.templates.ChatTemplate)."""
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **kwargs: Any,
-    ) -> str: ...
 
 
 class Tokenizer:
@@ -45,12 +36,18 @@ class Tokenizer:
     init_kwargs is tokenizer_config.json as it is (with special_tokens_map.json merged in below
     it); token_suffix is Hy3's suffix of structural tokens, "" elsewhere. Special tokens vanish
     under skip_special_tokens; added tokens that are not special (think and tool markers) stay.
+    chat_template is for apply_chat_template.
     """
 
-    def __init__(self, backend: Backend, init_kwargs: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        init_kwargs: Mapping[str, Any],
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
         self._backend = backend
         self.init_kwargs = dict(init_kwargs)
-        self.chat_template: ChatRenderer | None = None
+        self.chat_template = chat_template
         self.token_suffix = str(init_kwargs.get("token_suffix") or "")
         self.bos_token = token_text(init_kwargs.get("bos_token"))
         self.eos_token = token_text(init_kwargs.get("eos_token"))
@@ -66,13 +63,12 @@ class Tokenizer:
         self.max_chars_per_token = _max_chars_per_token(backend, added.values())
 
     @classmethod
-    def load(cls, model_dir: Path, override: str | Path | None = None) -> "Tokenizer":
-        """Read tokenizer.json and its companions from `override` (a folder) or the checkpoint.
+    def load(cls, folder: Path, chat_template: ChatTemplate | None = None) -> "Tokenizer":
+        """Read tokenizer.json and its companions.
 
         Raises CheckpointError: no tokenizer.json, unreadable files, or an eos that is not one id;
         UnsupportedError: a decoder other than ByteLevel.
         """
-        folder = Path(override) if override else Path(model_dir)
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise CheckpointError(
@@ -83,18 +79,16 @@ class Tokenizer:
             backend = Backend.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise CheckpointError(f"{path} is not a readable tokenizer: {error}") from error
-        config = {
-            **_read_json(folder / "special_tokens_map.json"),
-            **_read_json(folder / "tokenizer_config.json"),
-        }
+        _check_ids(backend, path)
+        config = read_tokenizer_config(folder)
         backend.no_truncation()
         backend.no_padding()
-        _require_byte_level(backend, path)
+        _require_byte_level_bpe(backend, path)
         _add_missing_tokens(backend, config, folder)
         _mark_special(backend, config)
         _check_eos(backend, config, folder)
         _obey_bos_eos_flags(backend, config)
-        return cls(backend, config)
+        return cls(backend, config, chat_template)
 
     @property
     def vocab_size(self) -> int:
@@ -118,7 +112,7 @@ class Tokenizer:
         return dict(self._backend.get_vocab(with_added_tokens=True))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Raises RequestError when it holds a lone surrogate."""
+        """Token ids of `text`. Raises RequestError: a lone surrogate, or what the library refuses."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -127,7 +121,10 @@ class Tokenizer:
                 f"at position {error.start}. Remove it or replace it with U+FFFD.",
                 "prompt",
             ) from None
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        try:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        except Exception as error:  # the library raises plain Exception
+            raise RequestError(f"The tokenizer can't encode the prompt: {error}", "prompt") from error
 
     def decode(
         self,
@@ -188,13 +185,6 @@ class Tokenizer:
         return None if token is None else self._backend.token_to_id(token)
 
 
-def token_text(value: object) -> str | None:
-    """The text of a token in a configuration: a string, or an AddedToken as a dict."""
-    if isinstance(value, Mapping):
-        value = value.get("content")
-    return value if isinstance(value, str) and value else None
-
-
 def _byte_alphabet() -> dict[str, int]:
     """The printable character that stands for each byte in byte-level BPE (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -215,20 +205,29 @@ def _piece_bytes(piece: str) -> bytes:
         return piece.encode(errors="replace")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not readable JSON: {error}") from error
-    if not isinstance(loaded, dict):
-        raise CheckpointError(f"{path} must hold a JSON object, got {type(loaded).__name__}.")
-    return loaded
+def _check_ids(backend: Backend, path: Path) -> None:
+    """First of all: the library walks through all ids up to the highest, with holes or not."""
+    highest = max(backend.get_vocab(with_added_tokens=True).values(), default=0)
+    if highest > _MAX_TOKEN_ID:
+        raise CheckpointError(
+            f"{path}: the token id {highest} is beyond {_MAX_TOKEN_ID}, which no vocabulary "
+            "reaches: corrupt."
+        )
 
 
-def _require_byte_level(backend: Backend, path: Path) -> None:
+def _require_byte_level_bpe(backend: Backend, path: Path) -> None:
     state = json.loads(backend.to_str(pretty=False))
+    model = state["model"]
+    if model["type"] != "BPE":
+        raise UnsupportedError(
+            f"{path}: the model is {model['type']}, only BPE is supported (byte-level BPE, as Hy3 "
+            "and Qwen3 use)."
+        )
+    lost = sum(letter not in model["vocab"] for letter in _BYTE_OF)
+    if lost:
+        logger.warning(
+            "%s lacks %d of the 256 byte letters: text with these bytes loses them", path, lost
+        )
     kinds = _component_kinds(state.get("decoder"), "decoders")
     if kinds != ["ByteLevel"]:
         raise UnsupportedError(
@@ -248,8 +247,8 @@ def _component_kinds(component: dict[str, Any] | None, inner: str) -> list[str]:
 
 def _add_missing_tokens(backend: Backend, config: dict[str, Any], folder: Path) -> None:
     """Add what only tokenizer_config.json's added_tokens_decoder knows, under its own ids."""
-    for key, entry in sorted(config.get("added_tokens_decoder", {}).items(), key=_numeric_key):
-        text, wanted = token_text(entry), int(key)
+    for wanted, entry in added_tokens(config).items():
+        text = token_text(entry)
         if text is None:
             continue
         known = backend.get_added_tokens_decoder().get(wanted)
@@ -267,21 +266,10 @@ def _add_missing_tokens(backend: Backend, config: dict[str, Any], folder: Path) 
             )
 
 
-def _numeric_key(item: tuple[str, Any]) -> int:
-    try:
-        return int(item[0])
-    except ValueError:
-        raise CheckpointError(
-            f"added_tokens_decoder in tokenizer_config.json has the key {shown(item[0])}, which is "
-            "no id."
-        ) from None
-
-
 def _mark_special(backend: Backend, config: dict[str, Any]) -> None:
     """Named special tokens are special even where tokenizer.json lists them as ordinary ones."""
-    extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
-    listed = list(extra.values()) if isinstance(extra, Mapping) else list(extra)
-    names = [token_text(v) for v in (*(config.get(n) for n in NAMED_TOKENS), *listed)]
+    named = [config.get(name) for name in NAMED_TOKENS]
+    names = [token_text(value) for value in (*named, *listed_tokens(config))]
     special = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
     for name in names:
         if name and name not in special and backend.token_to_id(name) is not None:
