@@ -53,6 +53,8 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelSpec:
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """The JSON object in a checkpoint's file. Raises CheckpointError."""
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"Can't read {path}: it is no regular file.")
     try:
         loaded = json.loads(path.read_bytes(), object_pairs_hook=_unique)
     except FileNotFoundError:
@@ -65,6 +67,10 @@ def read_json_object(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not valid JSON: {error}.") from None
     if not isinstance(loaded, dict):
         raise CheckpointError(f"{path} must hold a JSON object, found a {type(loaded).__name__}.")
+    try:
+        json.dumps(loaded, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(f"{path} holds half a surrogate pair, which is no text.") from None
     return loaded
 
 
