@@ -13,6 +13,8 @@ from tests.runner.stepping import Cranker, Stream
 
 from moestro.core.sampling_params import SamplingParams
 from moestro.core.step import NewSequence, Schedule, ScheduledSequence
+from moestro.runner.sequence_state import SequenceState
+from moestro.runner.token_tally import TokenTally
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -252,26 +254,32 @@ def test_an_empty_schedule_does_nothing():
 
 
 def test_a_long_run_keeps_nothing_of_what_is_released():
+    def kept() -> int:
+        gc.collect()
+        return sum(type(o) in (SequenceState, TokenTally) for o in gc.get_objects())
+
+    def traced_by_the_runner() -> int:
+        gc.collect()
+        mine = tracemalloc.Filter(True, "*/moestro/runner/*")
+        traces = tracemalloc.take_snapshot().filter_traces((mine,)).statistics("filename")
+        return sum(trace.size for trace in traces)
+
+    before = kept()
     cranker = Cranker(history_runner(), 64, 4)
     params = SamplingParams(repetition_penalty=1.1, logprobs=1, logit_bias=((POISON, -100.0),))
-
-    def round_of(begin: int) -> None:
-        for seq_id in range(begin, begin + 4):
+    tracemalloc.start()
+    sizes = []
+    for first in range(0, 244, 4):
+        ids = range(first, first + 4)
+        for seq_id in ids:
             cranker.add(seq_id, Stream(prompt_of(20, seq_id), params))
-        ids = range(begin, begin + 4)
         cranker.step([(i, 20) for i in ids])
         cranker.decode(ids, 3)
         for i in ids:
             cranker.release(i)
-
-    tracemalloc.start()
-    for i in range(20):
-        round_of(4 * i)
-    gc.collect()
-    base = tracemalloc.get_traced_memory()[0]
-    for i in range(20, 70):
-        round_of(4 * i)
-    gc.collect()
-    grown = tracemalloc.get_traced_memory()[0] - base
+        if first in (40, 240):
+            sizes.append(traced_by_the_runner())
     tracemalloc.stop()
-    assert grown < 40_000, grown
+    assert sizes[1] < sizes[0] + 200 * 200  # 200 sequences; interpreter caches take some
+    cranker.step([])
+    assert kept() == before
