@@ -147,7 +147,7 @@ struct Gemm<FastBf16> {
             const int64_t whole = K / kTileK * kTileK;
             const bf16* later = w + kTileRows * ldw;
             for (int64_t k = 0; k < whole; k += kTileK) {
-                if (!X1) fetch(k);
+                fetch(k);
                 step<W1, X1>(w + k, later + k, ldw * 2, k);
             }
             if (whole < K) {
@@ -176,8 +176,8 @@ struct Gemm<FastBf16> {
             if (W1 && X1) _tile_dpbf16ps(3, 5, 7);
         }
 
-        // Few rows of x: the weights come from memory. Ask for the next rows in the order in which
-        // they lie, while these are used in columns.
+        // The weights come from memory: ask for the next rows in the order in which they lie, while
+        // these are used in columns.
         void fetch(int64_t k) const {
             if (ahead == nullptr) return;
             const char* at = reinterpret_cast<const char*>(ahead) + k * 2 * (w0 + w1);

@@ -21,8 +21,8 @@ struct RowState {
 // The rows of one block of queries: token-major, the heads of a group beside each other.
 struct QueryBlock {
     int64_t seq, kv_head, first_token, rows;
-    int64_t first_position;  // of the block's first token
-    int64_t supers;          // how many super-tiles its last token reaches
+    int64_t first_position, last_position;  // of the block's first and last token
+    int64_t supers;                         // how many super-tiles its last token reaches
 };
 
 // What both kinds of kernel share: how the queries of a batch are cut into blocks.
@@ -45,10 +45,15 @@ struct AttentionShape {
         const int64_t begin = a.query_start_loc[seq], n = a.query_start_loc[seq + 1] - begin;
         const int64_t skip = index * tokens_per_block;
         const int64_t tokens = smaller(tokens_per_block, n - skip);
-        const int64_t position = a.seq_lens[seq] - n + skip;
-        return {seq,          kv_head,
-                begin + skip, tokens * group,
-                position,     blocks(position + tokens, kSuper)};
+        QueryBlock block;
+        block.seq = seq;
+        block.kv_head = kv_head;
+        block.first_token = begin + skip;
+        block.rows = tokens * group;
+        block.first_position = a.seq_lens[seq] - n + skip;
+        block.last_position = block.first_position + tokens - 1;
+        block.supers = block.last_position / kSuper + 1;
+        return block;
     }
 
     // The first row of a block that reaches position `start`.
@@ -63,17 +68,28 @@ struct AttentionShape {
         return (token * a.num_heads + block.kv_head * group + r % group) * dim;
     }
 
-    // The elements of k and v where a position of a block's sequence begins.
-    int64_t key_offset(const QueryBlock& block, int64_t position) const {
-        const int64_t page = page_of(block, position), slot = position % a.page_size;
-        return page * a.k_page_stride + block.kv_head * a.k_head_stride + slot * a.k_slot_stride;
+    // Where n positions of a block's sequence begin in a pool of the given strides.
+    template <class T>
+    void find_rows(const QueryBlock& block, int64_t start, int64_t n, const void* pool,
+                   int64_t page_stride, int64_t head_stride, int64_t slot_stride,
+                   const T** rows) const {
+        const int32_t* table = a.page_table + block.seq * a.page_table_stride;
+        const T* head = static_cast<const T*>(pool) + block.kv_head * head_stride;
+        int64_t page = start / a.page_size, slot = start % a.page_size;
+        for (int64_t j = 0; j < n;) {
+            const T* at = head + table[page] * page_stride + slot * slot_stride;
+            for (; j < n && slot < a.page_size; ++j, ++slot, at += slot_stride) rows[j] = at;
+            ++page;
+            slot = 0;
+        }
     }
-    int64_t value_offset(const QueryBlock& block, int64_t position) const {
-        const int64_t page = page_of(block, position), slot = position % a.page_size;
-        return page * a.v_page_stride + block.kv_head * a.v_head_stride + slot * a.v_slot_stride;
+    template <class T>
+    void find_keys(const QueryBlock& block, int64_t start, int64_t n, const T** rows) const {
+        find_rows(block, start, n, a.k, a.k_page_stride, a.k_head_stride, a.k_slot_stride, rows);
     }
-    int64_t page_of(const QueryBlock& block, int64_t position) const {
-        return a.page_table[block.seq * a.page_table_stride + position / a.page_size];
+    template <class T>
+    void find_values(const QueryBlock& block, int64_t start, int64_t n, const T** rows) const {
+        find_rows(block, start, n, a.v, a.v_page_stride, a.v_head_stride, a.v_slot_stride, rows);
     }
 };
 

@@ -22,17 +22,19 @@ struct TileAttention : AttentionShape {
     int64_t acc_floats() const { return value_groups * kLanes * kQueryRows; }
     int64_t state_floats() const { return 2 * kQueryRows + acc_floats(); }
     int64_t worker_floats() const {
-        return kRowGroups * key_chunks * 256 +          // q
-               kRowGroups * kTile * kLanes +            // scores
-               kRowGroups * kTile * kLanes +            // high and low probabilities
-               value_groups * kTile * kLanes / 2 +      // values
-               kLanes * key_chunks * kTileK / 2 + 64 +  // keys that do not lie in one piece
+        return kQueryRows +                         // ends
+               kRowGroups * key_chunks * 256 +      // q
+               kRowGroups * kTile * kLanes +        // scores
+               kRowGroups * kTile * kLanes +        // high and low probabilities
+               value_groups * kTile * kLanes / 2 +  // values
+               kLanes * key_chunks * kTileK / 2 +   // keys that do not lie in one piece
                acc_floats() + 2 * state_floats();
     }
 
     RowState state_at(float* at) const { return {at, at + kQueryRows, at + 2 * kQueryRows}; }
 
     struct Buffers {
+        int32_t* ends;        // [row], the position after the row's own; 0 for no row
         bf16* q;              // [row group][chunk][pair][row]
         float* scores;        // [row group][position][row]
         __m512i *high, *low;  // [row group][pair of positions], a row's pair in each lane
@@ -49,6 +51,7 @@ struct TileAttention : AttentionShape {
             at += floats;
             return here;
         };
+        b.ends = reinterpret_cast<int32_t*>(take(kQueryRows));
         b.q = reinterpret_cast<bf16*>(take(kRowGroups * key_chunks * 256));
         b.scores = take(kRowGroups * kTile * kLanes);
         b.high = reinterpret_cast<__m512i*>(take(kRowGroups * kTile / 2 * kLanes));
@@ -70,22 +73,25 @@ struct TileAttention : AttentionShape {
             Gemm<FastBf16>::pack_rows(rows, n, kLanes, dim, b.q + r * key_chunks * kTileK);
         }
         make_visible(b.q);
+        for (int64_t r = 0; r < kQueryRows; ++r) b.ends[r] = 0;
+        for (int64_t r = 0, end = block.first_position + 1; r < block.rows; r += group, ++end)
+            for (int64_t i = r; i < r + group; ++i) b.ends[i] = static_cast<int32_t>(end);
     }
 
-    // Sixteen keys from position `start` + j on: in place, or copied with zeros around them.
-    const bf16* keys_at(const QueryBlock& block, int64_t start, int64_t n, const Buffers& b,
-                        int64_t* stride) const {
-        const bf16* k = static_cast<const bf16*>(a.k);
-        const bool together = start % a.page_size + kLanes <= a.page_size;
-        if (n >= kLanes && together && dim % kTileK == 0) {
+    // Sixteen keys, of which n were stored: in place, or copied with zeros around them.
+    const bf16* sixteen_keys(const bf16* const* rows, int64_t n, const Buffers& b,
+                             int64_t* stride) const {
+        bool together = n >= kLanes && dim % kTileK == 0;
+        for (int64_t j = 1; together && j < kLanes; ++j)
+            together = rows[j] == rows[0] + j * a.k_slot_stride;
+        if (together) {
             *stride = a.k_slot_stride * 2;
-            return k + key_offset(block, start);
+            return rows[0];
         }
         const int64_t padded = key_chunks * kTileK;
         __builtin_memset(b.keys, 0, static_cast<size_t>(kLanes * padded) * 2);
         for (int64_t j = 0; j < smaller(n, kLanes); ++j)
-            __builtin_memcpy(b.keys + j * padded, k + key_offset(block, start + j),
-                             static_cast<size_t>(dim) * 2);
+            __builtin_memcpy(b.keys + j * padded, rows[j], static_cast<size_t>(dim) * 2);
         make_visible(b.keys);
         *stride = padded * 2;
         return b.keys;
@@ -94,9 +100,11 @@ struct TileAttention : AttentionShape {
     // scores[group][position][row] for the n positions of a tile and groups [g0, g1) of rows.
     void score(const QueryBlock& block, int64_t start, int64_t n, int64_t g0, int64_t g1,
                const Buffers& b) const {
+        const bf16* rows[kTile];
+        find_keys(block, start, n, rows);
         for (int64_t j = 0; j < n; j += kLanes) {
             int64_t stride = 0;
-            const bf16* keys = keys_at(block, start + j, n - j, b, &stride);
+            const bf16* keys = sixteen_keys(rows + j, n - j, b, &stride);
             for (int64_t g = g0; g < g1; g += 2) {
                 const bf16* q = b.q + g * kLanes * key_chunks * kTileK;
                 const bf16* q1 = q + kLanes * key_chunks * kTileK;
@@ -120,51 +128,60 @@ struct TileAttention : AttentionShape {
     // values[group][half][d][position of the half]; zeros from position n on.
     void load_values(const QueryBlock& block, int64_t start, int64_t n, const Buffers& b) const {
         const bf16* rows[kTile];
-        for (int64_t j = 0; j < n; ++j)
-            rows[j] = static_cast<const bf16*>(a.v) + value_offset(block, start + j);
-        const auto half_row = [&](int64_t j, int64_t d) {
-            if (j >= n) return _mm512_setzero_si512();
+        find_values(block, start, n, rows);
+        for (int64_t g = 0; g < value_groups; ++g) {
+            const int64_t d = g * kLanes;
             const __mmask16 some = first(smaller(kLanes, dim - d));
-            return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, rows[j] + d));
-        };
-        for (int64_t half = 0; half < 2; ++half)
-            for (int64_t g = 0; g < value_groups; ++g) {
+            for (int64_t half = 0; half < 2; ++half) {
+                const bf16* const* here = rows + half * kTile / 2;
+                const int64_t count = n - half * kTile / 2;
                 __m512i in[16], out[16];
-                for (int64_t p = 0; p < 16; ++p) {
-                    const int64_t j = half * kTile / 2 + 2 * p;
-                    const __m512i odd = half_row(j + 1, g * kLanes);
-                    in[p] = _mm512_or_si512(half_row(j, g * kLanes), _mm512_slli_epi32(odd, 16));
-                }
+                if (count >= kTile / 2 && some == 0xffff)
+                    for (int64_t p = 0; p < 16; ++p)
+                        in[p] =
+                            pair_of(widen_bits(here[2 * p] + d), widen_bits(here[2 * p + 1] + d));
+                else
+                    for (int64_t p = 0; p < 16; ++p)
+                        in[p] = pair_of(widen_some(here, 2 * p, count, d, some),
+                                        widen_some(here, 2 * p + 1, count, d, some));
                 transpose16(in, out);
                 bf16* to = b.values + (g * 2 + half) * 512;
-                for (int64_t d = 0; d < 16; ++d) _mm512_storeu_si512(to + d * 32, out[d]);
+                for (int64_t i = 0; i < 16; ++i) _mm512_storeu_si512(to + i * 32, out[i]);
             }
+        }
         make_visible(b.values);
     }
 
+    static __m512i widen_bits(const bf16* p) {
+        return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    }
+    static __m512i widen_some(const bf16* const* rows, int64_t j, int64_t n, int64_t d,
+                              __mmask16 some) {
+        if (j >= n) return _mm512_setzero_si512();
+        return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, rows[j] + d));
+    }
+    static __m512i pair_of(__m512i even, __m512i odd) {
+        return _mm512_or_si512(even, _mm512_slli_epi32(odd, 16));
+    }
+
     // How many of a tile's positions each row of group g sees.
-    F visible(const QueryBlock& block, int64_t start, int64_t g) const {
-        float seen[kLanes];
-        for (int64_t i = 0; i < kLanes; ++i) {
-            const int64_t r = g * kLanes + i;
-            const int64_t count = block.first_position + r / group + 1 - start;
-            const int64_t inside = count < 0 ? 0 : smaller(kTile, count);
-            seen[i] = r < block.rows ? static_cast<float>(inside) : 0.0f;
-        }
-        return load(seen);
+    static __m512i visible(int64_t start, int64_t g, const Buffers& b) {
+        const __m512i ends = _mm512_load_si512(b.ends + g * kLanes);
+        const __m512i seen = _mm512_sub_epi32(ends, _mm512_set1_epi32(static_cast<int>(start)));
+        return _mm512_max_epi32(seen, _mm512_setzero_si512());
     }
 
     // Softmax of one group of rows over n positions: probabilities as two bf16 parts, new maxima
     // and sums, and what the earlier sums are to be multiplied by.
-    F soften(const QueryBlock& block, int64_t start, int64_t n, bool fresh, int64_t g,
-             const Buffers& b) const {
+    F soften(int64_t start, int64_t n, bool fresh, int64_t g, const Buffers& b) const {
         float* scores = b.scores + g * kTile * kLanes;
-        const F seen = visible(block, start, g), none = set1(-__builtin_inff());
+        const __m512i seen = visible(start, g, b);
+        const F none = set1(-__builtin_inff());
         const F scale = set1(a.scale);
         F top = none;
         for (int64_t j = 0; j < n; ++j) {
             const __mmask16 hidden =
-                _mm512_cmp_ps_mask(seen.v, _mm512_set1_ps(static_cast<float>(j)), _CMP_LE_OQ);
+                _mm512_cmple_epi32_mask(seen, _mm512_set1_epi32(static_cast<int>(j)));
             F x = load(scores + j * kLanes) * scale;
             x.v = _mm512_mask_mov_ps(x.v, hidden, none.v);
             store(scores + j * kLanes, x);
@@ -235,17 +252,16 @@ struct TileAttention : AttentionShape {
     }
 
     void take_tile(const QueryBlock& block, int64_t start, bool fresh, const Buffers& b) const {
-        const int64_t last = block.first_position + block.rows / group - 1;
-        const int64_t n = smaller(kTile, last + 1 - start);
+        const int64_t n = smaller(kTile, block.last_position + 1 - start);
         const int64_t g0 = first_row(block, start) / kLanes, g1 = blocks(block.rows, kLanes);
         score(block, start, n, g0, g1, b);
         load_values(block, start, n, b);
         F keep[kRowGroups];
-        for (int64_t g = g0; g < g1; ++g) keep[g] = soften(block, start, n, fresh, g, b);
+        for (int64_t g = g0; g < g1; ++g) keep[g] = soften(start, n, fresh, g, b);
         weigh(g0, g1, b);
         for (int64_t g = g0; g < g1; ++g) {
-            const F seen = visible(block, start, g);
-            const __mmask16 rows = _mm512_cmp_ps_mask(seen.v, _mm512_setzero_ps(), _CMP_GT_OQ);
+            const __m512i seen = visible(start, g, b);
+            const __mmask16 rows = _mm512_test_epi32_mask(seen, seen);
             float* acc = b.part.acc + g * kLanes;
             const float* product = b.product + g * kLanes;
             for (int64_t d = 0; d < value_groups * kLanes; ++d) {
@@ -258,8 +274,7 @@ struct TileAttention : AttentionShape {
     }
 
     int64_t take_super(const QueryBlock& block, int64_t super, const Buffers& b) const {
-        const int64_t end = block.first_position + block.rows / group;
-        const int64_t stop = smaller(end, (super + 1) * kSuper);
+        const int64_t stop = smaller(block.last_position + 1, (super + 1) * kSuper);
         configure_tiles(kLanes, kLanes, kLanes, kLanes);
         for (int64_t start = super * kSuper; start < stop; start += kTile)
             take_tile(block, start, start == super * kSuper, b);

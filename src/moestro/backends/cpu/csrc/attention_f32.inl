@@ -81,25 +81,21 @@ struct Attention : AttentionShape {
     // that were stored are read.
     template <class T>
     void load_tile(const QueryBlock& block, int64_t start, int64_t n, const Buffers& b) const {
-        for (int64_t j = 0; j < kTile; j += W) {
-            const T* rows[W];
-            for (int64_t l = 0; l < W; ++l)
-                rows[l] = j + l < n ? static_cast<const T*>(a.k) + key_offset(block, start + j + l)
-                                    : nullptr;
+        const T *keys[kTile], *values[kTile];
+        find_keys(block, start, n, keys);
+        find_values(block, start, n, values);
+        for (int64_t j = 0; j < kTile; j += W)
             for_vectors(dim, [&](int64_t i, int64_t count) {
                 F in[W], out[W];
                 for (int64_t l = 0; l < W; ++l)
-                    in[l] = rows[l] == nullptr ? zero() : load_some(rows[l] + i, count);
+                    in[l] = j + l < n ? load_some(keys[j + l] + i, count) : zero();
                 transpose(in, out);
                 for (int64_t l = 0; l < W; ++l) store(b.keys + (i + l) * kTile + j, out[l]);
             });
-        }
-        for (int64_t j = 0; j < n; ++j) {
-            const T* v = static_cast<const T*>(a.v) + value_offset(block, start + j);
+        for (int64_t j = 0; j < n; ++j)
             for_vectors(dim, [&](int64_t i, int64_t count) {
-                store(b.values + j * lanes + i, load_some(v + i, count));
+                store(b.values + j * lanes + i, load_some(values[j] + i, count));
             });
-        }
     }
 
     // Takes one tile into a row's state. scores: this row's, unscaled; valid: how many count.
@@ -136,31 +132,27 @@ struct Attention : AttentionShape {
     }
 
     void take_tile(const QueryBlock& block, int64_t start, bool fresh, const Buffers& b) const {
-        const int64_t last = block.first_position + block.rows / group - 1;
-        with_dtype(a.kv_dtype, [&](auto* type) {
-            load_tile<pointee<decltype(type)>>(block, start, smaller(kTile, last + 1 - start), b);
-        });
+        const int64_t n = smaller(kTile, block.last_position + 1 - start);
+        with_dtype(a.kv_dtype,
+                   [&](auto* type) { load_tile<pointee<decltype(type)>>(block, start, n, b); });
         const int64_t first = first_row(block, start);
         outer(b.q + first * lanes, lanes, block.rows - first, b.keys, kTile, dim, kTile,
               b.scores + first * kTile, kTile, false);
-        for (int64_t r = first; r < block.rows;) {
-            const int64_t valid = smaller(kTile, block.first_position + r / group + 1 - start);
-            int64_t n = 0;  // rows from r on that see as many positions
-            for (; r + n < block.rows; ++n) {
-                const int64_t theirs = block.first_position + (r + n) / group + 1 - start;
-                if (smaller(kTile, theirs) != valid) break;
-                soften_row(b.scores + (r + n) * kTile, valid, fresh, r + n, b.part);
-            }
-            outer(b.scores + r * kTile, kTile, n, b.values, lanes, valid, lanes,
+        int64_t valid = smaller(kTile, block.first_position + first / group + 1 - start);
+        for (int64_t r = first; r < block.rows; ++valid) {
+            // The rows of one token see the same positions; so do all once a token sees them all.
+            const int64_t rows = valid == kTile ? block.rows - r : group;
+            for (int64_t i = r; i < r + rows; ++i)
+                soften_row(b.scores + i * kTile, valid, fresh, i, b.part);
+            outer(b.scores + r * kTile, kTile, rows, b.values, lanes, valid, lanes,
                   b.part.acc + r * lanes, lanes, true);
-            r += n;
+            r += rows;
         }
     }
 
     // The state of one super-tile for the rows that reach it; returns the first such row.
     int64_t take_super(const QueryBlock& block, int64_t super, const Buffers& b) const {
-        const int64_t end = block.first_position + block.rows / group;
-        const int64_t stop = smaller(end, (super + 1) * kSuper);
+        const int64_t stop = smaller(block.last_position + 1, (super + 1) * kSuper);
         for (int64_t start = super * kSuper; start < stop; start += kTile)
             take_tile(block, start, start == super * kSuper, b);
         return first_row(block, super * kSuper);

@@ -105,14 +105,14 @@ struct Experts {
     float* parts;  // per worker [T K or T, block]
     int64_t part_floats;
     int64_t out_block;
+    int64_t act_span;  // kActBlocks that one activation task takes
 
-    // act[rows, i0 : i0 + m] = silu(gate) * up for n rows of x.
+    // act[rows, i0 : i0 + m] = silu(gate) * up for n rows of x. next: as for Gemm::block.
     void activate(const TX* const* rows, const TX* packed, int64_t n, const TW* gate_up,
-                  int64_t inner, int64_t i0, int64_t m, TX* out) const {
+                  int64_t inner, int64_t i0, int64_t m, TX* out, const TW* next) const {
         alignas(64) float gate[kRowBlock * kActBlock], up[kRowBlock * kActBlock];
         const int64_t N = a.hidden;
         const TW *gate_rows = gate_up + i0 * N, *up_rows = gate_up + (inner + i0) * N;
-        const TW* next = i0 + m < inner ? gate_rows + m * N : nullptr;
         Gemm<Dot>::block(rows, packed, n, gate_rows, N, m, N, gate, kActBlock, up_rows);
         Gemm<Dot>::block(rows, packed, n, up_rows, N, m, N, up, kActBlock, next);
         for (int64_t r = 0; r < n; ++r)
@@ -130,31 +130,47 @@ struct Experts {
         for (int64_t r = 0; r < n; ++r) rows[r] = input(lists.pairs[at + r] / a.top_k);
     }
 
-    void activate_routed(int64_t task) const {
-        const int64_t per_expert = blocks(a.intermediate, kActBlock);
-        const int64_t e = lists.active[task / per_expert], i0 = task % per_expert * kActBlock;
-        const int64_t m = smaller(kActBlock, a.intermediate - i0);
-        const int64_t begin = lists.offsets[e], end = lists.offsets[e + 1];
-        const TW* gate_up = static_cast<const TW*>(a.gate_up) + e * 2 * a.intermediate * a.hidden;
-        for (int64_t at = begin; at < end; at += kRowBlock) {
-            const int64_t n = smaller(kRowBlock, end - at);
-            const TX* rows[kRowBlock];
-            list_rows(at, n, rows);
-            const TX* packed = packed_or(rows[0], packed_x, at, end - begin, a.hidden);
-            activate(rows, packed, n, gate_up, a.intermediate, i0, m, act + at * a.intermediate);
+    // Runs fn(i0, m, next gate rows) for the blocks of act_span kActBlocks from block `first` on.
+    template <class Fn>
+    void for_act_blocks(int64_t first, int64_t inner, const TW* gate_up, Fn&& fn) const {
+        const int64_t end = smaller(inner, (first + act_span) * kActBlock);
+        for (int64_t i0 = first * kActBlock; i0 < end; i0 += kActBlock) {
+            const int64_t m = smaller(kActBlock, end - i0);
+            fn(i0, m, i0 + m < end ? gate_up + (i0 + m) * a.hidden : nullptr);
         }
     }
 
+    int64_t act_tasks(int64_t inner) const { return blocks(blocks(inner, kActBlock), act_span); }
+
+    void activate_routed(int64_t task) const {
+        const int64_t I = a.intermediate, per_expert = act_tasks(I);
+        const int64_t e = lists.active[task / per_expert];
+        const int64_t begin = lists.offsets[e], end = lists.offsets[e + 1];
+        const TW* gate_up = static_cast<const TW*>(a.gate_up) + e * 2 * I * a.hidden;
+        for_act_blocks(
+            task % per_expert * act_span, I, gate_up, [&](int64_t i0, int64_t m, const TW* next) {
+                for (int64_t at = begin; at < end; at += kRowBlock) {
+                    const int64_t n = smaller(kRowBlock, end - at);
+                    const TX* rows[kRowBlock];
+                    list_rows(at, n, rows);
+                    activate(rows, packed_or(rows[0], packed_x, at, end - begin, a.hidden), n,
+                             gate_up, I, i0, m, act + at * I, next);
+                }
+            });
+    }
+
     void activate_shared(int64_t task) const {
-        const int64_t inner = a.shared_intermediate, per_row_block = blocks(inner, kActBlock);
+        const int64_t J = a.shared_intermediate, per_row_block = act_tasks(J);
         const int64_t t0 = task / per_row_block * kRowBlock;
-        const int64_t i0 = task % per_row_block * kActBlock;
         const int64_t n = smaller(kRowBlock, a.num_tokens - t0);
+        const TW* gate_up = static_cast<const TW*>(a.shared_gate_up);
         const TX* rows[kRowBlock];
         for (int64_t r = 0; r < n; ++r) rows[r] = input(t0 + r);
         const TX* packed = packed_or(rows[0], packed_shared_x, t0, a.num_tokens, a.hidden);
-        activate(rows, packed, n, static_cast<const TW*>(a.shared_gate_up), inner, i0,
-                 smaller(kActBlock, inner - i0), shared_act + t0 * inner);
+        for_act_blocks(task % per_row_block * act_span, J, gate_up,
+                       [&](int64_t i0, int64_t m, const TW* next) {
+                           activate(rows, packed, n, gate_up, J, i0, m, shared_act + t0 * J, next);
+                       });
     }
 
     // Where row `at` of a packed buffer lies; `plain` for a group of `rows` that needs no packing.
@@ -272,6 +288,13 @@ struct Experts {
 // Bytes rounded up so that each part of the scratch starts on a cache line.
 inline int64_t lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
+// Long tasks read memory in long runs, but every worker should get several.
+inline int64_t act_span_of(const MoeArgs& a, int64_t num_active, int workers) {
+    const int64_t all = num_active * blocks(a.intermediate, kActBlock);
+    const int64_t span = all / (8 * workers);
+    return span < 1 ? 1 : span;
+}
+
 template <class Dot>
 Status moe_experts_of(const MoeArgs& a) {
     using TX = typename Dot::TX;
@@ -312,10 +335,10 @@ Status moe_experts_of(const MoeArgs& a) {
     const Experts<Dot> run{a,          lists,      buffers[0],
                            buffers[1], buffers[2], buffers[3],
                            buffers[4], buffers[5], reinterpret_cast<float*>(at[10]),
-                           part / 4,   out_block};
+                           part / 4,   out_block,  act_span_of(a, lists.num_active, workers)};
     const int64_t shared_tasks =
-        blocks(shared_rows, kRowBlock) * blocks(a.shared_intermediate, kActBlock);
-    const int64_t routed_tasks = lists.num_active * blocks(a.intermediate, kActBlock);
+        blocks(shared_rows, kRowBlock) * run.act_tasks(a.shared_intermediate);
+    const int64_t routed_tasks = lists.num_active * run.act_tasks(a.intermediate);
     run.pack(false);
     parallel(shared_tasks + routed_tasks, [&](int64_t task, int) {
         if (task < shared_tasks)
