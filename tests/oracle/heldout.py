@@ -18,6 +18,16 @@ def heldout_windows() -> npt.NDArray[np.int64]:
         return stored["ids"].astype(np.int64).reshape(-1, WINDOW)
 
 
+def heldout_prompt() -> npt.NDArray[np.int64]:
+    """The tokens that are continued greedily, [96]."""
+    return heldout_windows()[30][:96]
+
+
+def judged_window() -> npt.NDArray[np.int64]:
+    """The window on which bf16 is judged."""
+    return heldout_windows()[10]
+
+
 def window_nll(logits: torch.Tensor, window: npt.NDArray[np.int64]) -> float:
     """Sum over a window of the negative log likelihood of each token after the first, in nats.
 

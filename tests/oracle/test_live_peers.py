@@ -14,7 +14,7 @@ import torch
 from tests.oracle.configs import OracleCase, fresh_config
 from tests.oracle.divergence import mean_kl
 from tests.oracle.driver import drawn_model, greedy_tokens, prompt_logits, tiny_hy3
-from tests.oracle.heldout import heldout_windows, perplexity
+from tests.oracle.heldout import heldout_prompt, heldout_windows, judged_window, perplexity
 from tests.oracle.perplexity import nll_of_windows
 from tests.oracle.prompts import GREEDY_TOKENS, prompts_of, text_of
 
@@ -71,8 +71,22 @@ def test_fresh_models_equal_hf(case: OracleCase, goldens: Path) -> None:
     assert ours <= 1.05 * theirs + 1e-6
 
 
-def test_tiny_hy3_perplexity_equals_hf() -> None:
-    hf = json.loads(_run_peer("tests.oracle.hf_perplexity", str(resolve_model("tiny-hy3"))))
-    ours = perplexity(nll_of_windows(tiny_hy3(), heldout_windows()))
+def test_tiny_hy3_equals_hf(tmp_path: Path) -> None:
+    folder, kept = str(resolve_model("tiny-hy3")), tmp_path / "logits.npy"
+    hf = json.loads(_run_peer("tests.oracle.hf_tiny_hy3", folder, "--logits", str(kept)))
+    model, prompt = tiny_hy3(), heldout_prompt()
+    ours = perplexity(nll_of_windows(model, heldout_windows()))
     print(f"tiny-hy3 perplexity: ours {ours:.6f}, HF {hf['perplexity']:.6f}")
     assert f"{ours:.4g}" == f"{hf['perplexity']:.4g}" == "7.604"
+
+    tokens = np.array(greedy_tokens(model, prompt, len(hf["greedy_tokens"])))
+    differing = np.flatnonzero(tokens != np.array(hf["greedy_tokens"]))
+    assert not len(differing) or hf["greedy_gaps"][differing[0]] <= 1e-4
+
+    teacher = np.load(kept)
+    exact = prompt_logits(model, [judged_window()])
+    np.testing.assert_allclose(exact, teacher, rtol=0, atol=1e-4)
+    rounded = prompt_logits(tiny_hy3(torch.bfloat16), [judged_window()])
+    kl = mean_kl(teacher, rounded)
+    print(f"tiny-hy3: mean KL from HF fp32: ours bf16 {kl:.3e}, HF bf16 {hf['bf16_kl']:.3e}")
+    assert kl <= 1.05 * hf["bf16_kl"] + 1e-6

@@ -3,11 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from tests.oracle.driver import PagedLoop, tiny_hy3
-from tests.oracle.heldout import heldout_windows, perplexity
+from tests.oracle.divergence import mean_kl
+from tests.oracle.driver import PagedLoop, greedy_tokens, prompt_logits, tiny_hy3
+from tests.oracle.heldout import heldout_prompt, heldout_windows, judged_window, perplexity
 from tests.oracle.perplexity import nll_of_windows
+from tests.oracle.prompts import GREEDY_TOKENS
 
 HF = json.loads((Path(__file__).parent / "goldens" / "tiny_hy3.json").read_text())
 
@@ -22,6 +25,21 @@ def test_perplexity_of_part_of_the_heldout_text_equals_hf() -> None:
     sums = nll_of_windows(tiny_hy3(), windows)
     assert sums == pytest.approx(HF["window_nll"][3:5], rel=1e-6)
     assert f"{perplexity(sums):.4g}" == f"{perplexity(HF['window_nll'][3:5]):.4g}"
+
+
+def test_greedy_tokens_equal_hf() -> None:
+    tokens = np.array(greedy_tokens(tiny_hy3(), heldout_prompt(), GREEDY_TOKENS))
+    differing = np.flatnonzero(tokens != np.array(HF["greedy_tokens"]))
+    assert not len(differing) or HF["greedy_gaps"][differing[0]] <= 1e-4
+
+
+def test_bf16_is_as_near_to_fp32_as_hf_is() -> None:
+    # Our fp32 logits stand for HF's: the tests above and test_live_peers hold them together.
+    window = [judged_window()]
+    exact, rounded = (prompt_logits(tiny_hy3(d), window) for d in (torch.float32, torch.bfloat16))
+    ours, theirs = mean_kl(exact, rounded), HF["bf16_kl"]
+    print(f"tiny-hy3: mean KL from fp32: ours bf16 {ours:.3e}, HF bf16 {theirs:.3e}")
+    assert ours <= 1.05 * theirs + 1e-6
 
 
 def test_mtp_layer_agrees_with_the_trunk() -> None:
