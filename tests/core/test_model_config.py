@@ -213,8 +213,9 @@ def test_sliding_window_switched_off_is_full_attention() -> None:
     with pytest.raises(UnsupportedError, match="sliding_window=4096"):
         parse_model_config(qwen(sliding_window=4096, use_sliding_window=...))
     parse_model_config(qwen(num_hidden_layers=2, layer_types=["full_attention"] * 2))
-    with pytest.raises(UnsupportedError, match="layer_types"):
-        parse_model_config(qwen(layer_types=["sliding_attention"]))
+    for other in (["sliding_attention"], "full_attention", 5, True):
+        with pytest.raises(UnsupportedError, match="layer_types"):
+            parse_model_config(qwen(layer_types=other))
 
 
 def test_router_without_bias_or_renormalisation() -> None:
