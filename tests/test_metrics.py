@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from moestro.core.messages import EngineStats
+from moestro.core.messages import EngineStats, RequestTimes
 from moestro.metrics import FinishedRequest, ServerMetrics, token_count_buckets
 
 # What vLLM 0.33 exposes of each: type, labels beside model_name and engine, and its buckets.
@@ -41,7 +41,10 @@ HISTOGRAMS = {
     "vllm:inter_token_latency_seconds": TOKEN,
     "vllm:request_time_per_output_token_seconds": TOKEN,
     "vllm:e2e_request_latency_seconds": REQUEST,
+    "vllm:request_queue_time_seconds": REQUEST,
+    "vllm:request_prefill_time_seconds": REQUEST,
     "vllm:request_decode_time_seconds": REQUEST,
+    "vllm:request_inference_time_seconds": REQUEST,
 }
 BASE = {"model_name": "m", "engine": "0"}
 
@@ -167,6 +170,18 @@ def test_requests_without_a_token_have_no_token_times() -> None:
     metrics.observe_finished(finished(num_generation_tokens=1, last_token_s=0.5))
     assert value(metrics, "vllm:request_time_per_output_token_seconds_count") == 0
     assert value(metrics, "vllm:e2e_request_latency_seconds_count") == 2
+
+
+def test_phases_of_a_request() -> None:
+    metrics = make()
+    metrics.observe_phases(RequestTimes(queue_s=0.5, prefill_s=1.0, decode_s=3.0))
+    metrics.observe_phases(RequestTimes(queue_s=0.25, prefill_s=None, decode_s=None))
+    sums = {
+        phase: value(metrics, f"vllm:request_{phase}_time_seconds_sum")
+        for phase in ("queue", "prefill", "decode", "inference")
+    }
+    assert sums == {"queue": 0.75, "prefill": 1.0, "decode": 3.0, "inference": 4.0}
+    assert value(metrics, "vllm:request_inference_time_seconds_count") == 1
 
 
 def test_servers_do_not_share_metrics() -> None:

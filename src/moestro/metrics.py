@@ -65,6 +65,17 @@ class StepStats(Protocol):
     def last_step_tokens(self) -> int: ...
 
 
+class PhaseTimes(Protocol):
+    """How long an ended request took in the engine (core.messages.RequestTimes)."""
+
+    @property
+    def queue_s(self) -> float: ...
+    @property
+    def prefill_s(self) -> float | None: ...
+    @property
+    def decode_s(self) -> float | None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRequest:
     """One request as its client saw it. Times in seconds since it arrived.
@@ -100,7 +111,10 @@ _COUNTERS = (
 
 
 class ServerMetrics:
-    """The metrics of one server. observe_step belongs to one thread, the rest to any."""
+    """The metrics of one server. observe_step belongs to one thread, the rest to any.
+
+    As in vLLM, a request's phases are timed in the engine, everything else as its client sees it.
+    """
 
     def __init__(
         self, model_name: str, max_model_len: int, cache_config: Mapping[str, object]
@@ -151,6 +165,14 @@ class ServerMetrics:
         if stepped:
             self._iteration_tokens.observe(stats.last_step_tokens)
 
+    def observe_phases(self, times: PhaseTimes) -> None:
+        """Record where one ended request spent its time."""
+        self._queue.observe(times.queue_s)
+        if times.prefill_s is not None and times.decode_s is not None:
+            self._prefill.observe(times.prefill_s)
+            self._decode.observe(times.decode_s)
+            self._inference.observe(times.prefill_s + times.decode_s)
+
     def observe_first_token(self, seconds: float) -> None:
         """Time from arrival to the first token of a request."""
         self._ttft.observe(seconds)
@@ -172,7 +194,6 @@ class ServerMetrics:
         if request.first_token_s is None or request.last_token_s is None:
             return
         decode_s = request.last_token_s - request.first_token_s
-        self._decode.observe(decode_s)
         later_tokens = request.num_generation_tokens - request.n
         if later_tokens > 0:
             # The n sequences of a request decode side by side: time per token of one of them.
@@ -228,8 +249,13 @@ class ServerMetrics:
         self._e2e = histogram(
             "vllm:e2e_request_latency_seconds", "End-to-end request latency in seconds.", latency
         )
-        self._decode = histogram(
-            "vllm:request_decode_time_seconds", "Time in the DECODE phase of a request.", latency
+        self._queue, self._prefill, self._decode, self._inference = (
+            histogram(
+                f"vllm:request_{phase.lower()}_time_seconds",
+                f"Time in the {phase} phase of a request.",
+                latency,
+            )
+            for phase in ("QUEUE", "PREFILL", "DECODE", "INFERENCE")
         )
 
     def _gauge(self, name: str, doc: str) -> Gauge:

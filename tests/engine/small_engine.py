@@ -1,5 +1,7 @@
 """Engines over fakes: real scheduler and KV accounting, scripted tokens, byte vocabulary."""
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from tests.engine.byte_vocabulary import ByteVocabulary
@@ -19,7 +21,12 @@ PAGE_SIZE = 4
 
 
 def make_engine(
-    runner: Runner, *, num_pages: int = 64, with_text: bool = True, max_tokens: int = 16
+    runner: Runner,
+    *,
+    num_pages: int = 64,
+    with_text: bool = True,
+    max_tokens: int = 16,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Engine:
     """An engine of max_tokens tokens a step."""
     scheduler = Scheduler(
@@ -27,7 +34,7 @@ def make_engine(
         KVCacheManager(num_pages, PAGE_SIZE),
         vocab_size=ByteVocabulary.SIZE,
     )
-    return Engine(scheduler, runner, ByteVocabulary() if with_text else None)
+    return Engine(scheduler, runner, ByteVocabulary() if with_text else None, clock)
 
 
 def replay(*replies: bytes | list[int], **options: Any) -> ReplayRunner:

@@ -9,6 +9,7 @@ from tests.engine.byte_vocabulary import ByteVocabulary
 from tests.engine.small_engine import ask, deltas_of, make_engine, replay, run
 from tests.fakes.scripted_runner import Script, ScriptedRunner
 
+from moestro.core.messages import RequestTimes
 from moestro.core.outputs import Logprob
 from moestro.core.request import FinishReason
 from moestro.core.step import Schedule
@@ -209,3 +210,43 @@ def test_requests_do_not_see_each_other(
         alone = run(make_engine(ScriptedRunner(64, 4, script)), request)[request.request_id]
         theirs = together[request.request_id]
         assert theirs.outputs == alone.outputs
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_times_of_a_request() -> None:
+    """16 tokens a step: 40 of the first prompt take three steps, the second one waits two."""
+    clock = Clock()
+    engine = make_engine(replay(b"ab", b"cde"), clock=clock)
+    engine.add_request(ask("long", [*range(39), 0], max_tokens=2))
+    clock.now_s = 0.5
+    engine.add_request(ask("short", [9, 1], max_tokens=3, n=2))
+    found = []
+    while engine.has_work():
+        clock.now_s += 1
+        found += engine.step().times
+    assert found == [
+        RequestTimes(queue_s=1.5, prefill_s=2.0, decode_s=1.0),
+        RequestTimes(queue_s=3.0, prefill_s=0.0, decode_s=2.0),
+    ]
+
+
+def test_times_of_requests_that_never_ran_or_were_aborted_are_not_told() -> None:
+    engine = make_engine(replay(b"abc"))
+    for name in ("running", "waiting"):
+        engine.add_request(ask(name, [*range(30), 0]))
+    engine.step()
+    engine.abort("running")
+    engine.abort("waiting")
+    report = engine.step()
+    assert len(report.deltas) == 2
+    assert report.times == ()
+    assert not engine._waiting

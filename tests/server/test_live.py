@@ -146,10 +146,15 @@ def test_metrics_move(server: LiveServer, client: openai.OpenAI) -> None:
         found = [line for line in lines if line.startswith(name + "{")]
         return sum(float(line.rpartition(" ")[2]) for line in found)
 
-    before = {n: sample(n) for n in ("vllm:generation_tokens_total", "vllm:prompt_tokens_total")}
+    phases = [
+        f"vllm:request_{p}_time_seconds_count" for p in ("queue", "prefill", "decode", "inference")
+    ]
+    names = ("vllm:generation_tokens_total", "vllm:prompt_tokens_total", *phases)
+    before = {n: sample(n) for n in names}
     client.completions.create(model="tiny", prompt=PROMPT, max_tokens=9, temperature=0)
     assert sample("vllm:generation_tokens_total") - before["vllm:generation_tokens_total"] == 9
     assert sample("vllm:prompt_tokens_total") > before["vllm:prompt_tokens_total"]
+    assert [sample(n) - before[n] for n in phases] == [1, 1, 1, 1]
     assert sample("vllm:cache_config_info") == 1
 
 

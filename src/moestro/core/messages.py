@@ -68,11 +68,29 @@ class EngineStats:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestTimes:
+    """How long the phases of a request took, in seconds, over all its sequences.
+
+    queue_s: from its arrival in the engine to its first step. prefill_s: to its first token.
+    decode_s: to its last one. None where it ended before.
+    """
+
+    queue_s: float
+    prefill_s: float | None
+    decode_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
-    """Everything one step has to tell, in a deterministic order."""
+    """Everything one step has to tell, in a deterministic order.
+
+    times: of the requests that ended by themselves in it; the only part that depends on a clock,
+    and no part of equality.
+    """
 
     deltas: tuple[SequenceDelta, ...] = ()
     stats: EngineStats = field(default_factory=EngineStats)
+    times: tuple[RequestTimes, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

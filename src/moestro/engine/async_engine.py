@@ -204,9 +204,10 @@ def _read_reports(
         while True:
             event = channel.receive()
             if isinstance(event, StepReport):
-                hub.deliver(event)
+                # first, so that metrics never lag behind what a client has seen
                 if on_report is not None:
                     on_report(event)
+                hub.deliver(event)
             elif isinstance(event, EngineFailed):
                 failure = f"The engine has failed: {event.message}"
     except EOFError:

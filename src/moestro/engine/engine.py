@@ -4,13 +4,15 @@ schedule -> runner.execute -> scheduler.update -> text and stop strings -> StepR
 """
 
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from moestro.core.messages import EngineStats, SequenceDelta, StepReport
+from moestro.core.messages import EngineStats, RequestTimes, SequenceDelta, StepReport
 from moestro.core.outputs import Logprob
 from moestro.core.request import FinishReason, Request
-from moestro.core.step import Runner, TokenLogprobs
+from moestro.core.step import Runner, Schedule, TokenLogprobs
 from moestro.engine.detokenizer import Detokenizer, TokenVocabulary
 from moestro.errors import RequestError, shown
 from moestro.scheduler import Scheduler, SequenceUpdate
@@ -34,28 +36,51 @@ class _SequenceState:
 
 @dataclass(slots=True)
 class _RequestState:
-    """A request in flight; sequences leave as they finish."""
+    """A request in flight; sequences leave as they finish. Times in seconds of the clock."""
 
     request: Request
+    first_seq_id: int
+    arrived_s: float
     sequences: dict[int, _SequenceState] = field(default_factory=dict)
     told_first_prompt_logprob: bool = False
+    started_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+    def times(self) -> RequestTimes | None:
+        """None for a request that never ran."""
+        if self.started_s is None:
+            return None
+        prefill_s = decode_s = None
+        if self.first_token_s is not None and self.last_token_s is not None:
+            prefill_s = self.first_token_s - self.started_s
+            decode_s = self.last_token_s - self.first_token_s
+        return RequestTimes(self.started_s - self.arrived_s, prefill_s, decode_s)
 
 
 class Engine:
     """Runs requests to their end. Not thread-safe: one thread calls everything.
 
     What goes wrong with one request ends that request (finish_reason error); an exception out of
-    step() means that the engine is broken. vocabulary None: token ids only, no text.
+    step() means that the engine is broken. vocabulary None: token ids only, no text. clock:
+    seconds, for the times of requests only; nothing is decided by it.
     """
 
     def __init__(
-        self, scheduler: Scheduler, runner: Runner, vocabulary: TextVocabulary | None = None
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        vocabulary: TextVocabulary | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._vocabulary = vocabulary
+        self._clock = clock
         self._requests: dict[str, _RequestState] = {}
+        self._waiting: dict[int, _RequestState] = {}  # by first_seq_id, until its first step
         self._pending: list[SequenceDelta] = []
+        self._times: list[RequestTimes] = []
 
     def add_request(self, request: Request) -> None:
         """Queue a request. Raises RequestError when its id is in use or its grammar is refused."""
@@ -64,11 +89,13 @@ class Engine:
                 f"The request id {shown(request.request_id)} is in use: ids must be unique.",
                 "request_id",
             )
-        self._scheduler.add(request)
+        first, *_ = self._scheduler.add(request)
         params = request.params
         vocabulary = self._vocabulary if params.detokenize else None
-        self._requests[request.request_id] = _RequestState(
+        state = _RequestState(
             request,
+            first.seq_id,
+            self._clock(),
             {
                 index: _SequenceState(
                     None if vocabulary is None else Detokenizer(vocabulary, params)
@@ -76,6 +103,7 @@ class Engine:
                 for index in range(params.n)
             },
         )
+        self._requests[request.request_id] = self._waiting[first.seq_id] = state
 
     def refuse(self, request: Request, why: str) -> None:
         """Tell in the next StepReport that `request` ends without having begun."""
@@ -92,6 +120,7 @@ class Engine:
         state = self._requests.pop(request_id, None)
         if state is None:
             return
+        self._waiting.pop(state.first_seq_id, None)
         self._scheduler.abort(request_id)
         for index, sequence in state.sequences.items():
             text = sequence.detokenizer.feed((), last=True).text if sequence.detokenizer else ""
@@ -121,12 +150,15 @@ class Engine:
         deltas, self._pending = self._pending, []
         schedule = self._scheduler.schedule()
         if schedule is not None:
+            self._note_starts(schedule)
             output = self._runner.execute(schedule)
             updates = self._scheduler.update(schedule, output)
+            now_s = self._clock()
             if not (schedule.sequences or schedule.released or updates):
                 raise RuntimeError(f"step {schedule.step_id} has requests but schedules nothing")
-            deltas += (d for u in updates if (d := self._digest(u)) is not None)
-        return StepReport(tuple(deltas), self.stats())
+            deltas += (d for u in updates if (d := self._digest(u, now_s)) is not None)
+        times, self._times = self._times, []
+        return StepReport(tuple(deltas), self.stats(), tuple(times))
 
     def close(self) -> None:
         """Drop all requests and release the runner's memory."""
@@ -134,7 +166,13 @@ class Engine:
         self.discard_pending()
         self._runner.close()
 
-    def _digest(self, update: SequenceUpdate) -> SequenceDelta | None:
+    def _note_starts(self, schedule: Schedule) -> None:
+        for new in schedule.new_sequences:
+            state = self._waiting.pop(new.seq_id, None)
+            if state is not None:
+                state.started_s = self._clock()
+
+    def _digest(self, update: SequenceUpdate, now_s: float) -> SequenceDelta | None:
         """One sequence's update as text; None when it has nothing to tell."""
         state = self._requests.get(update.request_id)
         sequence = state.sequences.get(update.index) if state else None
@@ -163,6 +201,10 @@ class Engine:
                     )
                 reason, stop_reason = FinishReason.STOP, piece.stop
         sequence.num_output_tokens += len(token_ids)
+        if token_ids:
+            state.last_token_s = now_s
+            if state.first_token_s is None:
+                state.first_token_s = now_s
         prompt_logprobs = self._prompt_logprobs(state, update)
         if reason is not None:
             self._forget(state, update.index)
@@ -182,9 +224,15 @@ class Engine:
         )
 
     def _forget(self, state: _RequestState, index: int) -> None:
+        """A sequence has ended; with the last one its request has."""
         del state.sequences[index]
-        if not state.sequences:
-            del self._requests[state.request.request_id]
+        if state.sequences:
+            return
+        del self._requests[state.request.request_id]
+        self._waiting.pop(state.first_seq_id, None)
+        times = state.times()
+        if times is not None:
+            self._times.append(times)
 
     def _prompt_logprobs(
         self, state: _RequestState, update: SequenceUpdate

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from moestro.config import EngineConfig, ServerConfig
+from moestro.core.messages import StepReport
 from moestro.engine.async_engine import AsyncEngine
 from moestro.metrics import ServerMetrics
 from moestro.server.app import create_app
@@ -47,7 +48,13 @@ class Server:
             "num_gpu_blocks": plan.num_pages,
         }
         metrics = ServerMetrics(names[0], plan.max_model_len, cache_config)
-        engine = AsyncEngine(built, on_report=lambda report: metrics.observe_step(report.stats))
+
+        def on_report(report: StepReport) -> None:
+            metrics.observe_step(report.stats)
+            for times in report.times:
+                metrics.observe_phases(times)
+
+        engine = AsyncEngine(built, on_report)
         model = ServedModel(
             names=names,
             root=config.model,
