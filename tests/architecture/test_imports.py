@@ -15,7 +15,7 @@ ONLY_IN = {
     "torch_npu": ("backends/npu/",),
     "safetensors": ("weights/", "quantize/convert"),
     "tokenizers": ("engine/tokenizer.py",),
-    "jinja2": ("chat/templates.py",),
+    "jinja2": ("chat/sandbox.py",),
     "fastapi": ("server/",),
     "starlette": ("server/",),
     "uvicorn": ("server/",),

@@ -127,8 +127,36 @@ def test_bad_templates_are_refused(tmp_path: Path) -> None:
         ChatTemplate.load(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     write(tmp_path, "tokenizer_config.json", "{")
-    with pytest.raises(CheckpointError, match="not readable JSON"):
+    with pytest.raises(CheckpointError, match="not valid JSON"):
         ChatTemplate.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "stored", [5, {"a": 1}, [{"name": "default"}], ["text"], [{"name": 1, "template": "x"}]]
+)
+def test_stored_templates_of_wrong_shapes(tmp_path: Path, stored: Any) -> None:
+    write(tmp_path, "tokenizer_config.json", {"chat_template": stored})
+    with pytest.raises(CheckpointError, match="chat_template must be text"):
+        ChatTemplate.load(tmp_path)
+
+
+def test_files_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(CheckpointError, match="not UTF-8"):
+        ChatTemplate.load(tmp_path)
+    with pytest.raises(ConfigError, match="is no template"):
+        ChatTemplate.load(tmp_path, str(tmp_path / "chat_template.jinja"))
+    with pytest.raises(ConfigError, match="is no template"):
+        ChatTemplate.load(tmp_path, "a\0b")
+
+
+def test_tools_are_objects() -> None:
+    with pytest.raises(RequestError, match="tools must be a list of objects"):
+        render("x", tools=[5])
+
+
+def test_variables_may_have_any_name() -> None:
+    assert render("{{ self_ }}{{ messages | length }}", self_=1, self=2, messages=3) == "11"
 
 
 QWEN_LIKE = """{%- if tools %}

@@ -1,54 +1,37 @@
-"""Chat templates as checkpoints carry them. The only module that imports jinja2.
+"""Chat templates as checkpoints carry them: where they are found, and what they are given."""
 
-The conventions are those of Hugging Face templates: a sandboxed environment, trimmed blocks, loop
-controls, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, `{% generation %}`.
-"""
-
-import datetime
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
-
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
+from typing import Any
 
 from moestro.chat.messages import check_messages
-from moestro.errors import CheckpointError, ConfigError, RequestError
+from moestro.chat.sandbox import SandboxedTemplate, TemplateFaultError
+from moestro.core.model_config import read_json_object
+from moestro.errors import CheckpointError, ConfigError, RequestError, shown
 
 _CONTENT_MARK = "moestro-final-message"
-_TEMPLATE_FAULTS = (
-    jinja2.TemplateError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 
 
 class ChatTemplate:
     """A compiled template and the variables a checkpoint gives it (bos_token and its kin).
 
     `source` is None when the checkpoint has no template: rendering then raises a RequestError
-    that names --chat-template, so that everything but chat keeps working.
+    that names --chat-template, so that everything but chat keeps working. Raises
+    TemplateFaultError when `source` is no template.
     """
 
     def __init__(self, source: str | None, variables: Mapping[str, Any] | None = None) -> None:
         self.source = source
         self.variables = dict(variables or {})
-        self._compiled = None if source is None else _compile(source)
+        self._compiled = None if source is None else SandboxedTemplate(source)
 
     @classmethod
     def load(cls, model_dir: Path, override: str | None = None) -> "ChatTemplate":
         """Find the template: `override` (a file or the template itself), chat_template.jinja,
         chat_template.json, or the chat_template of tokenizer_config.json (its default if several).
 
-        Raises ConfigError when the override is a path that does not exist, or not a template.
+        Raises ConfigError when the override is a path that does not exist, or not a template, and
+        CheckpointError for files of the checkpoint that can't be used.
         """
         config = _read_config(model_dir / "tokenizer_config.json")
         variables = _special_tokens(
@@ -58,10 +41,10 @@ class ChatTemplate:
             return cls._from_override(override, variables)
         try:
             return cls(_stored_template(model_dir, config), variables)
-        except jinja2.TemplateSyntaxError as error:
+        except TemplateFaultError as error:
             raise CheckpointError(
-                f"{model_dir}: the chat template is no valid Jinja: {error.message} "
-                f"(line {error.lineno}). Give a correct one with --chat-template."
+                f"{model_dir}: the chat template is no valid Jinja: {error}. Give a correct one "
+                "with --chat-template."
             ) from error
 
     @classmethod
@@ -71,15 +54,16 @@ class ChatTemplate:
             return cls(override if inline else Path(override).read_text("utf-8"), variables)
         except OSError as error:
             raise ConfigError(
-                f"chat_template {override!r} is neither a readable file ({error.strerror}) nor a "
-                "template (one has braces)."
+                f"chat_template {shown(override)} is neither a readable file ({error.strerror}) "
+                "nor a template (one has braces)."
             ) from error
-        except (UnicodeDecodeError, jinja2.TemplateSyntaxError) as error:
-            raise ConfigError(f"chat_template {override!r:.200} is no template: {error}") from error
+        except (ValueError, TemplateFaultError) as error:  # ValueError: not UTF-8, a path with NUL
+            raise ConfigError(f"chat_template {shown(override)} is no template: {error}") from error
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         *,
@@ -125,6 +109,8 @@ class ChatTemplate:
         kwargs: Mapping[str, Any],
     ) -> str:
         assert self._compiled is not None
+        if tools is not None and not all(isinstance(tool, Mapping) for tool in tools):
+            raise RequestError(f"tools must be a list of objects, got {shown(tools)}.", "tools")
         variables = {
             **self.variables,
             **kwargs,
@@ -134,69 +120,43 @@ class ChatTemplate:
         }
         try:
             return self._compiled.render(variables)
-        except _TEMPLATE_FAULTS as error:
+        except TemplateFaultError as error:
             # a template is a program over the client's own messages: what breaks it is a request
             raise RequestError(
                 f"The chat template refused the conversation: {error}", "messages"
             ) from error
 
 
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks what a trainer learns; here it is text."""
-
-    tags = {"generation"}  # noqa: RUF012 -- jinja2's own interface
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _compile(source: str) -> jinja2.Template:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_GenerationTag, jinja2.ext.loopcontrols],
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment.from_string(source)
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(spec: str) -> str:
-    return datetime.datetime.now().strftime(spec)
-
-
 def _stored_template(model_dir: Path, config: Mapping[str, Any]) -> str | None:
     path = model_dir / "chat_template.jinja"
-    if path.is_file():
-        return path.read_text("utf-8")
+    if path.exists():
+        return _read_text(path)
     stored = _read_config(model_dir / "chat_template.json").get("chat_template")
     stored = stored or config.get("chat_template")
-    if isinstance(stored, list):
-        named = {t["name"]: t["template"] for t in stored}
+    if stored is None or isinstance(stored, str):
+        return stored
+    if isinstance(stored, list) and all(_is_named(item) for item in stored):
+        named = {item["name"]: item["template"] for item in stored}
         return named.get("default") or next(iter(named.values()), None)
-    return stored if isinstance(stored, str) else None
+    raise CheckpointError(
+        f"{model_dir}: chat_template must be text, or a list of objects with name and template, "
+        f"got {shown(stored)}. Give a correct one with --chat-template."
+    )
+
+
+def _is_named(item: object) -> bool:
+    return isinstance(item, Mapping) and all(
+        isinstance(item.get(key), str) for key in ("name", "template")
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise CheckpointError(f"Can't read {path}: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path} is not UTF-8: {error.reason}.") from None
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,10 +170,4 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_config(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        loaded = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is not readable JSON: {error}") from error
-    return loaded if isinstance(loaded, dict) else {}
+    return read_json_object(path) if path.exists() else {}
