@@ -8,7 +8,7 @@ import pytest
 from moestro.core.sampling_params import SamplingParams
 from moestro.engine.input_processor import InputLimits, InputProcessor, derive_seed
 from moestro.engine.tokenizer import Tokenizer
-from moestro.errors import RequestError
+from moestro.errors import CheckpointError, RequestError
 from moestro.weights.source import resolve_model
 
 TOKENIZER = Tokenizer.load(resolve_model("tiny-hy3"))
@@ -50,6 +50,16 @@ def test_defaults_and_stop_ids() -> None:
     params = SamplingParams(ignore_eos=True, stop_token_ids=[7])
     request = make().process([5], params, request_id="r")
     assert (request.stop_token_ids, request.eos_token_ids) == ({7}, frozenset())
+
+
+def test_a_tokenizer_of_another_model(caplog: pytest.LogCaptureFixture) -> None:
+    limits = InputLimits(vocab_size=300, max_model_len=100, kv_tokens=100)
+    processor = InputProcessor(limits, TOKENIZER, eos_token_ids=[2], engine_seed=5)
+    assert "the tokenizer has 4096 tokens, the model 300" in caplog.text
+    told = refused("import sys", processor=processor)
+    assert "they don't belong together" in told[0]
+    with pytest.raises(CheckpointError, match=r"\[300\] are not among the model's 300 tokens"):
+        InputProcessor(limits, TOKENIZER, eos_token_ids=[2, 300], engine_seed=5)
 
 
 def test_seeds_come_from_the_submission_number() -> None:

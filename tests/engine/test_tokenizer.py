@@ -87,11 +87,44 @@ def test_broken_files(folder: Path) -> None:
     with pytest.raises(CheckpointError, match="must hold a JSON object"):
         Tokenizer.load(folder)
     (folder / "tokenizer_config.json").write_text("{")
-    with pytest.raises(CheckpointError, match="not readable JSON"):
+    with pytest.raises(CheckpointError, match="not valid JSON"):
         Tokenizer.load(folder)
     (folder / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError, match="not a readable tokenizer"):
         Tokenizer.load(folder)
+
+
+def test_other_models_than_bpe_are_refused(folder: Path) -> None:
+    edit(
+        folder / "tokenizer.json", model={"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+    )
+    with pytest.raises(UnsupportedError, match="the model is WordLevel"):
+        Tokenizer.load(folder)
+
+
+def test_an_absurd_token_id_is_refused_at_once(folder: Path) -> None:
+    """The library walks through all ids up to the highest one: minutes, and gigabytes of holes."""
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    model["vocab"]["far"] = 2**31
+    edit(folder / "tokenizer.json", model=model)
+    with pytest.raises(CheckpointError, match="token id 2147483648 is beyond"):
+        Tokenizer.load(folder)
+
+
+def test_lost_bytes_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}
+    edit(folder / "tokenizer.json", model=model, added_tokens=[], post_processor=None)
+    edit(folder / "tokenizer_config.json", eos_token=None, bos_token=None, pad_token=None)
+    assert Tokenizer.load(folder).encode("abc") == [0, 1]
+    assert "lacks 254 of the 256 byte letters" in caplog.text
+
+
+def test_what_the_library_refuses_is_a_request_error(folder: Path) -> None:
+    model = {"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "nowhere"}
+    edit(folder / "tokenizer.json", model=model, added_tokens=[], post_processor=None)
+    edit(folder / "tokenizer_config.json", eos_token=None, bos_token=None, pad_token=None)
+    with pytest.raises(RequestError, match="can't encode the prompt"):
+        Tokenizer.load(folder).encode("xyz")
 
 
 def test_an_eos_of_several_ids_is_refused(folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import NotRequired, TypedDict
 from moestro.core.request import Request
 from moestro.core.sampling_params import SamplingParams
 from moestro.engine.tokenizer import Tokenizer
-from moestro.errors import RequestError, shown
+from moestro.errors import CheckpointError, RequestError, shown
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,7 @@ class InputProcessor:
         self._engine_seed = engine_seed
         self._submissions = itertools.count()
         self._told_of_cap = False
+        self._check_tokenizer()
 
     def next_submission(self) -> int:
         """The number of the next request; an unseeded one draws its seed from it."""
@@ -99,6 +100,7 @@ class InputProcessor:
         if token_ids is None:
             # An empty text is refused even where a bos would make it one token.
             token_ids = self._tokenize(text, add_special_tokens) if text else []
+            self._check_known(token_ids)
         self._check_prompt(token_ids)
         seed = derive_seed(self._engine_seed, number) if params.seed is None else params.seed
         eos = frozenset() if params.ignore_eos else self._eos_token_ids
@@ -132,6 +134,30 @@ class InputProcessor:
                 "input_text",
             )
         return self.tokenizer.encode(text, add_special_tokens)
+
+    def _check_tokenizer(self) -> None:
+        """Whether tokenizer and model belong together. Raises CheckpointError when they can't."""
+        size = self.limits.vocab_size
+        strays = sorted(i for i in self._eos_token_ids if not 0 <= i < size)
+        if strays:
+            raise CheckpointError(
+                f"The end-of-sequence ids {shown(strays)} are not among the model's {size} tokens: "
+                "the tokenizer is another model's. Point `tokenizer` at the right one."
+            )
+        if self.tokenizer is not None and self.tokenizer.vocab_size > size:
+            logger.warning(
+                "the tokenizer has %d tokens, the model %d: prompts with the others are refused",
+                *(self.tokenizer.vocab_size, size),
+            )
+
+    def _check_known(self, token_ids: Sequence[int]) -> None:
+        highest, size = max(token_ids, default=0), self.limits.vocab_size
+        if highest >= size:
+            raise RequestError(
+                f"The tokenizer made token {highest} of the prompt, and the model has only {size}: "
+                "they don't belong together. Point `tokenizer` at the model's own.",
+                "prompt",
+            )
 
     def _check_prompt(self, token_ids: Sequence[int]) -> None:
         if not token_ids:

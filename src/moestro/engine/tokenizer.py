@@ -112,7 +112,7 @@ class Tokenizer:
         return dict(self._backend.get_vocab(with_added_tokens=True))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`. Raises RequestError: a lone surrogate, or what the library refuses."""
+        """Token ids of `text`. Raises RequestError: a lone surrogate, or the library refuses."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -124,7 +124,9 @@ class Tokenizer:
         try:
             return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         except Exception as error:  # the library raises plain Exception
-            raise RequestError(f"The tokenizer can't encode the prompt: {error}", "prompt") from error
+            raise RequestError(
+                f"The tokenizer can't encode the prompt: {error}", "prompt"
+            ) from error
 
     def decode(
         self,
