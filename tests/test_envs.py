@@ -1,6 +1,7 @@
 """Environment variables: read when asked for, and loud about nonsense."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,9 +37,17 @@ def test_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     assert envs.PEERS_PYTHON.get() == Path("/opt/python")
 
 
-@pytest.mark.parametrize(("variable", "text"), [(envs.CPU_ISA, "sse9"), (envs.LOG_LEVEL, "loud")])
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        (envs.CPU_ISA, "sse9"),
+        (envs.LOG_LEVEL, "loud"),
+        (envs.CACHE_DIR, "~nobody-of-that-name/x"),
+        (envs.PEERS_PYTHON, "~nobody-of-that-name/x"),
+    ],
+)
 def test_bad_value_names_variable_value_and_choices(
-    variable: "envs.EnvVar[str]", text: str, monkeypatch: pytest.MonkeyPatch
+    variable: "envs.EnvVar[Any]", text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable.name, text)
     with pytest.raises(ConfigError) as caught:

@@ -31,9 +31,9 @@ class EnvVar(Generic[T]):
     def get(self) -> T:
         """The value now. Raises ConfigError naming the variable, its value and the choices."""
         text = os.environ.get(self.name, "").strip()
-        if not text:
-            # through parse as well, so that ~ is expanded
-            return self.default if self.default is None else self.parse(str(self.default))
+        if not text and self.default is None:
+            return self.default
+        text = text or str(self.default)  # through parse as well, so that ~ is expanded
         try:
             return self.parse(text)
         except ValueError:
@@ -55,7 +55,10 @@ def _choice(*names: str) -> Callable[[str], str]:
 def _path(text: str) -> Path:
     if "\0" in text:
         raise ValueError(text)
-    return Path(text).expanduser()
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:  # no home folder
+        raise ValueError(text) from None
 
 
 def _optional_path(text: str) -> Path | None:

@@ -30,6 +30,14 @@ def failing_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main_module.ops, "run", run)
 
 
+def test_what_would_steer_the_terminal_is_escaped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing_with(CheckpointError("key a\x1b[31m\u202eb\n\xe9"), monkeypatch)
+    assert main(["ops"]) == 1
+    assert capsys.readouterr().err == "moestro: error: key a\\x1b[31m\\u202eb \xe9\n"
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [

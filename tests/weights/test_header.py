@@ -1,6 +1,7 @@
 """Nothing in a safetensors header is trusted before it is checked."""
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,7 @@ def test_absurd_lengths(tmp_path: Path) -> None:
         (struct.pack("<Q", 2**64 - 1) + b"{}", "above the format's limit"),
         (struct.pack("<Q", 1000) + b"{}", "truncated"),
         (b"<!DOCTYPE html><html>", "not a safetensors file"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:12", "git lfs pull"),
     ):
         path.write_bytes(content)
         with pytest.raises(CheckpointError, match=reason):
@@ -89,10 +91,13 @@ def test_absurd_lengths(tmp_path: Path) -> None:
 
 
 def test_unreadable(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="can't be read"):
+    with pytest.raises(CheckpointError, match="no regular file"):
         read_header(tmp_path)
     with pytest.raises(CheckpointError, match="can't be read"):
         read_header(tmp_path / "absent")
+    os.mkfifo(tmp_path / "pipe")  # opening it would wait for a writer
+    with pytest.raises(CheckpointError, match="no regular file"):
+        read_header(tmp_path / "pipe")
 
 
 @given(data=st.data())

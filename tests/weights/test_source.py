@@ -50,6 +50,11 @@ def test_missing_name_lists_the_choices(name: str) -> None:
         resolve_model(name)
 
 
+def test_an_unknown_home_folder() -> None:
+    with pytest.raises(ConfigError, match="'~nobody-of-that-name/model' begins with a home folder"):
+        resolve_model("~nobody-of-that-name/model")
+
+
 def test_file_and_wrong_folders(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"")

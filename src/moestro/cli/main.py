@@ -83,9 +83,15 @@ def _report(args: argparse.Namespace, error: Exception, message: str) -> int:
     if _debugging(args):
         traceback.print_exception(error)
     with contextlib.suppress(OSError):
-        print(f"moestro: error: {' '.join(message.split())}", file=sys.stderr)
+        print(f"moestro: error: {_one_line(message)}", file=sys.stderr)
     is_mistake = isinstance(error, ConfigError | RequestError)
     return EXIT_USER_MISTAKE if is_mistake else EXIT_FAILED
+
+
+def _one_line(message: str) -> str:
+    """Without line ends, and with escapes for what would steer the terminal."""
+    line = " ".join(message.split())
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
 def _debugging(args: argparse.Namespace) -> bool:

@@ -28,7 +28,7 @@ from moestro.runner.model_runner import ModelRunner
 from moestro.scheduler import Scheduler, SchedulerLimits
 from moestro.weights.checkpoint import Checkpoint
 from moestro.weights.loader import load_weights
-from moestro.weights.source import resolve_model
+from moestro.weights.source import resolve_model, user_path
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def _num_mtp_layers(model_dir: Path, spec: ModelSpec) -> int:
 def _tokenizer_dir(config: EngineConfig, model_dir: Path) -> Path:
     if config.tokenizer is None:
         return model_dir
-    path = Path(config.tokenizer).expanduser()
+    path = user_path(config.tokenizer)
     return path if path.is_dir() else resolve_model(config.tokenizer, with_weights=False)
 
 

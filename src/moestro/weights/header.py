@@ -19,6 +19,8 @@ from moestro.errors import CheckpointError, shown
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 _MAX_DIMENSIONS = 16
+_LFS_POINTER = b"version "
+"""How the text that Git LFS leaves in place of a file begins; no header is that long."""
 
 DTYPE_BITS: Mapping[str, int] = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "C64": 64,
@@ -45,6 +47,8 @@ class TensorEntry:
 
 def read_header(path: Path) -> tuple[TensorEntry, ...]:
     """The tensors of a safetensors file in file order. Raises CheckpointError with the reason."""
+    if path.exists() and not path.is_file():
+        raise _bad(path, "is no regular file")
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
@@ -52,6 +56,8 @@ def read_header(path: Path) -> tuple[TensorEntry, ...]:
             if len(head) < 8:
                 raise _bad(path, f"{size} bytes long, too short for a safetensors file")
             (length,) = struct.unpack("<Q", head)
+            if head == _LFS_POINTER:
+                raise _bad(path, "a Git LFS pointer, not the weights: fetch them with git lfs pull")
             if length > MAX_HEADER_BYTES:
                 raise _bad(
                     path,

@@ -32,7 +32,7 @@ def resolve_model(name: str, *, with_weights: bool = True) -> Path:
         raise ConfigError(f"model {shown(name)} is no name: give {_choices()}")
     if name in bundled_models():
         return _BUNDLED_ROOT / name
-    path = Path(name).expanduser() if name.startswith("~") else Path(name)
+    path = user_path(name)
     if _is_dir(path):
         return _checked_folder(path)
     if os.path.lexists(path):
@@ -40,6 +40,18 @@ def resolve_model(name: str, *, with_weights: bool = True) -> Path:
     if _HUB_ID.fullmatch(name):
         return _checked_folder(_fetch(name, _ALL_FILES if with_weights else _JSON_FILES))
     raise ConfigError(f"model {shown(name)} does not exist: give {_choices()}")
+
+
+def user_path(text: str) -> Path:
+    """A path as a user writes it, with ~ for a home folder. Raises ConfigError."""
+    if not text.startswith("~"):
+        return Path(text)
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"{shown(text)} begins with a home folder that is not known here: write the path out"
+        ) from None
 
 
 def _choices() -> str:
