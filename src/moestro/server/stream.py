@@ -1,9 +1,9 @@
-"""Server-sent events, and noticing that a client has gone while its answer is being made."""
+"""Answers, whole or as server-sent events, and noticing that a client has gone meanwhile."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel
@@ -16,6 +16,26 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+class Call(Protocol):
+    """A request to a generating route, checked and ready to run."""
+
+    async def whole(self) -> BaseModel:
+        """The answer in one piece."""
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """The answer as server-sent events, without the final [DONE]."""
+
+
+async def respond(
+    request: Request, call: Call, streamed: bool, on_gone: Callable[[], None]
+) -> Response:
+    """Run the call. on_gone: told when the client goes before it has its answer."""
+    if streamed:
+        return await open_stream(request, call.events(), on_gone)
+    answer = await unless_gone(request.receive, call.whole(), on_gone)
+    return Response(answer.model_dump_json(), media_type="application/json")
 
 
 def event(chunk: BaseModel) -> bytes:

@@ -27,7 +27,7 @@ from moestro.server.openai.chat_protocol import (
 from moestro.server.openai.fields import check_model, check_priority, public_id
 from moestro.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from moestro.server.openai.usage import Usage, UsageCounter
-from moestro.server.stream import event, open_stream, unless_gone
+from moestro.server.stream import event, respond
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -35,11 +35,7 @@ async def create_chat_completion(request: Request) -> Response:
     context: ServerContext = request.app.state.context
     body = await parse_body(request, ChatCompletionRequest, RULES, context.max_body_bytes)
     call = _Call.of(context, body, request.scope.get("request_id"))
-    gone = context.metrics.observe_disconnect
-    if body.stream:
-        return await open_stream(request, call.events(), gone)
-    answer = await unless_gone(request.receive, call.whole(), gone)
-    return Response(answer.model_dump_json(), media_type="application/json")
+    return await respond(request, call, bool(body.stream), context.metrics.observe_disconnect)
 
 
 @dataclass(slots=True)
@@ -59,11 +55,7 @@ class _Call:
         """Check what the schema can't and render the template. Raises ApiError, RequestError."""
         model = context.model
         check_model(body.model, model.names)
-        body.check_stream_options()
-        if body.stream and body.prompt_logprobs is not None:
-            raise ApiError(
-                "`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs"
-            )
+        body.check_stream()
         params = body.params(model.default_params)
         priority = check_priority(body.priority, model.scheduling_policy)
         text = model.chat_template.render(

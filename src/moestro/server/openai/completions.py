@@ -24,7 +24,7 @@ from moestro.server.openai.completion_protocol import (
 from moestro.server.openai.fields import check_model, check_priority, public_id
 from moestro.server.openai.logprobs import Position, completion_logprobs, prompt_logprobs
 from moestro.server.openai.usage import UsageCounter
-from moestro.server.stream import event, open_stream, unless_gone
+from moestro.server.stream import event, respond
 
 
 async def create_completion(request: Request) -> Response:
@@ -32,11 +32,7 @@ async def create_completion(request: Request) -> Response:
     context: ServerContext = request.app.state.context
     body = await parse_body(request, CompletionRequest, RULES, context.max_body_bytes)
     call = _Call.of(context, body, request.scope.get("request_id"))
-    gone = context.metrics.observe_disconnect
-    if body.stream:
-        return await open_stream(request, call.events(), gone)
-    answer = await unless_gone(request.receive, call.whole(), gone)
-    return Response(answer.model_dump_json(), media_type="application/json")
+    return await respond(request, call, bool(body.stream), context.metrics.observe_disconnect)
 
 
 @dataclass(slots=True)
@@ -63,11 +59,7 @@ class _Call:
         """Check what the schema can't. Raises ApiError and RequestError."""
         model = context.model
         check_model(body.model, model.names)
-        body.check_stream_options()
-        if body.stream and body.prompt_logprobs is not None:
-            raise ApiError(
-                "`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs"
-            )
+        body.check_stream()
         prompts = body.prompts()
         if not 1 <= len(prompts) <= MAX_PROMPTS:
             raise ApiError(

@@ -129,11 +129,15 @@ class GenerationRequest(ApiModel):
     def wants_usage_in_every_chunk(self) -> bool:
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
-    def check_stream_options(self) -> None:
-        """Raises ApiError when stream_options come without stream."""
+    def check_stream(self) -> None:
+        """Raises ApiError for fields that need a stream, or don't go with one."""
         if self.stream_options is not None and not self.stream:
             raise ApiError(
                 "Stream options can only be defined when `stream=True`.", param="stream_options"
+            )
+        if self.prompt_logprobs is not None and self.stream:
+            raise ApiError(
+                "`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs"
             )
 
     def sampling_params(self, defaults: SamplingParams, **more: Any) -> SamplingParams:
