@@ -15,12 +15,21 @@ TOKENIZER = Tokenizer.load(resolve_model("tiny-hy3"))
 
 
 def make(
-    *, context: int = 100, kv_tokens: int = 1000, tokenizer: Tokenizer | None = TOKENIZER
+    *,
+    context: int = 100,
+    kv_tokens: int = 1000,
+    tokenizer: Tokenizer | None = TOKENIZER,
+    policy: str = "priority",
 ) -> InputProcessor:
     limits = InputLimits(vocab_size=4096, max_model_len=context, kv_tokens=kv_tokens)
     defaults = SamplingParams(temperature=0.4)
     return InputProcessor(
-        limits, tokenizer, eos_token_ids=[2, 9], engine_seed=5, default_params=defaults
+        limits,
+        tokenizer,
+        eos_token_ids=[2, 9],
+        engine_seed=5,
+        default_params=defaults,
+        scheduling_policy=policy,
     )
 
 
@@ -192,3 +201,25 @@ def test_without_a_tokenizer_only_ids() -> None:
     message, param = refused([5], SamplingParams(stop=["x"]), processor=processor)
     assert param == "stop"
     assert "stop_token_ids" in message
+
+
+@pytest.mark.parametrize("priority", [True, 1.5, "1", None])
+def test_priorities_are_whole_numbers(priority: Any) -> None:
+    message, param = refused([5], priority=priority)
+    assert "must be an integer" in message
+    assert param == "priority"
+
+
+def test_priority_needs_its_policy() -> None:
+    message, param = refused([5], priority=3, processor=make(policy="fcfs"))
+    assert "--scheduling-policy priority" in message
+    assert param == "priority"
+    assert make(policy="fcfs").process([5], request_id="r", priority=0).priority == 0
+
+
+def test_what_a_prompt_object_holds_beside_its_text_is_refused() -> None:
+    message, param = refused({"prompt": "x", "multi_modal_data": {"image": 1}})
+    assert "multi_modal_data" in message
+    assert param == "prompt"
+    ids = make().process({"prompt_token_ids": [5], "multi_modal_data": None}, request_id="r")
+    assert ids.prompt_token_ids == (5,)

@@ -21,6 +21,7 @@ SMALL: dict[str, Any] = {
     "max_model_len": 512,
     "num_threads": 1,
     "kv_cache_memory_bytes": 20_000_000,
+    "scheduling_policy": "priority",
 }
 
 

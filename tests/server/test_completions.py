@@ -210,14 +210,9 @@ def test_ids_are_the_clients_own_and_stay_apart_in_the_engine() -> None:
     assert first != second
 
 
-def test_priority_needs_its_policy() -> None:
+def test_priority_reaches_the_engine() -> None:
     engine = FakeEngine()
-    refused = post(make_context(engine), PATH, {"prompt": "a", "priority": 3})
-    assert refused.status_code == 400
-    assert refused.json()["error"]["param"] == "priority"
-    assert "scheduling-policy" in refused.json()["error"]["message"]
-    taken = make_context(engine, scheduling_policy="priority")
-    assert post(taken, PATH, {"prompt": "a", "priority": 3}).status_code == 200
+    assert post(make_context(engine), PATH, {"prompt": "a", "priority": 3}).status_code == 200
     assert engine.calls[-1].options["priority"] == 3
 
 

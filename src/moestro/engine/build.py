@@ -119,6 +119,7 @@ def _make_processor(
         eos_token_ids=eos,
         engine_seed=config.seed,
         default_params=SamplingParams(**defaults.sampling),
+        scheduling_policy=config.scheduling_policy,
     )
 
 

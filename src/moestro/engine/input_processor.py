@@ -51,7 +51,7 @@ class InputProcessor:
     """Tokenises and checks requests; everything a client can get wrong is refused here.
 
     tokenizer None: token ids only. eos_token_ids: of the checkpoint. default_params: for callers
-    that give none.
+    that give none. scheduling_policy tells whether priorities have an effect.
     """
 
     def __init__(
@@ -62,12 +62,14 @@ class InputProcessor:
         eos_token_ids: Iterable[int],
         engine_seed: int,
         default_params: SamplingParams | None = None,
+        scheduling_policy: str = "fcfs",
     ) -> None:
         self.limits = limits
         self.tokenizer = tokenizer
         self.default_params = default_params or SamplingParams()
         self._eos_token_ids = frozenset(eos_token_ids)
         self._engine_seed = engine_seed
+        self._scheduling_policy = scheduling_policy
         self._submissions = itertools.count()
         self._told_of_cap = False
         self._check_tokenizer()
@@ -97,6 +99,7 @@ class InputProcessor:
         params = self.default_params if params is None else params
         text, token_ids = _split_prompt(prompt)
         self._check_params(params)
+        self._check_priority(priority)
         if token_ids is None:
             # An empty text is refused even where a bos would make it one token.
             token_ids = self._tokenize(text, add_special_tokens) if text else []
@@ -116,6 +119,17 @@ class InputProcessor:
             priority=priority,
             cache_salt=cache_salt,
         )
+
+    def _check_priority(self, priority: int) -> None:
+        if isinstance(priority, bool) or not isinstance(priority, int):
+            raise RequestError(f"priority must be an integer, got {shown(priority)}.", "priority")
+        if priority and self._scheduling_policy != "priority":
+            raise RequestError(
+                f"priority={shown(priority)} has no effect under scheduling_policy "
+                f"{self._scheduling_policy!r}: start with --scheduling-policy priority "
+                "(scheduling_policy= in Python), or leave priority out.",
+                "priority",
+            )
 
     def _tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
         if self.tokenizer is None:
@@ -261,12 +275,22 @@ def _splitmix64(state: int) -> int:
     return z ^ (z >> 31)
 
 
+_PROMPT_KEYS = ("prompt", "prompt_token_ids")
+
+
 def _split_prompt(prompt: object) -> tuple[str | None, list[int] | None]:
     """Text and ids of a prompt in any accepted shape; ids win where both are given."""
     if isinstance(prompt, str):
         return prompt, None
     if isinstance(prompt, Mapping):
         text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        others = [k for k, v in prompt.items() if k not in _PROMPT_KEYS and v is not None]
+        if others:
+            raise RequestError(
+                f"A prompt object holds {' and '.join(_PROMPT_KEYS)}, nothing else; got also "
+                f"{shown(others)}. The models served here read text only.",
+                "prompt",
+            )
         if ids is None and text is None:
             raise RequestError(
                 "A prompt object needs `prompt` (text) or `prompt_token_ids`, got the keys "

@@ -74,7 +74,6 @@ class ServedModel:
     chat_template: Renderer
     tokenizer: Decoder | None
     default_params: SamplingParams = field(default_factory=SamplingParams)
-    scheduling_policy: str = "fcfs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,6 @@ class Server:
             chat_template=engine.chat_template,
             tokenizer=engine.tokenizer,
             default_params=engine.default_params,
-            scheduling_policy=config.scheduling_policy,
         )
         context = ServerContext(engine=engine, model=model, metrics=metrics, version=version)
         return cls(engine, context)

@@ -24,7 +24,7 @@ from moestro.server.openai.chat_protocol import (
     ChatCompletionRequest,
     Delta,
 )
-from moestro.server.openai.fields import check_model, check_priority, public_id
+from moestro.server.openai.fields import check_model, public_id
 from moestro.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from moestro.server.openai.usage import Usage, UsageCounter
 from moestro.server.stream import event, respond
@@ -57,14 +57,13 @@ class _Call:
         check_model(body.model, model.names)
         body.check_stream()
         params = body.params(model.default_params)
-        priority = check_priority(body.priority, model.scheduling_policy)
         text = model.chat_template.render(
             [m.for_template() for m in body.messages], **body.template_arguments()
         )
         job = Job(
             prompt=text,
             params=params,
-            priority=priority,
+            priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             # the template has written bos and its kin already
             add_special_tokens=body.add_special_tokens is True,

@@ -21,7 +21,7 @@ from moestro.server.openai.completion_protocol import (
     CompletionLogprobs,
     CompletionRequest,
 )
-from moestro.server.openai.fields import check_model, check_priority, public_id
+from moestro.server.openai.fields import check_model, public_id
 from moestro.server.openai.logprobs import Position, completion_logprobs, prompt_logprobs
 from moestro.server.openai.usage import UsageCounter
 from moestro.server.stream import event, respond
@@ -66,12 +66,11 @@ class _Call:
                 f"prompt must hold 1 to {MAX_PROMPTS} prompts, got {len(prompts)}.", param="prompt"
             )
         params = body.params(model.default_params)
-        priority = check_priority(body.priority, model.scheduling_policy)
         jobs = [
             Job(
                 prompt=p if isinstance(p, str) else {"prompt_token_ids": p},
                 params=params,
-                priority=priority,
+                priority=body.priority or 0,
                 cache_salt=body.cache_salt or "",
                 add_special_tokens=body.add_special_tokens is not False,
                 strict_max_tokens=body.max_tokens is not None,

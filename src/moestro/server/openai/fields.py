@@ -156,17 +156,6 @@ def check_model(name: str | None, served: tuple[str, ...]) -> None:
         )
 
 
-def check_priority(priority: int | None, policy: str) -> int:
-    """The priority. Raises ApiError when it would have no effect."""
-    if priority and policy != "priority":
-        raise ApiError(
-            f"priority={priority} has no effect under scheduling_policy {policy!r}: start the "
-            "server with --scheduling-policy priority, or leave priority out.",
-            param="priority",
-        )
-    return priority or 0
-
-
 def public_id(prefix: str, asked: str | None) -> str:
     """The id a client sees: the one it gave, or a new one."""
     return f"{prefix}-{asked or uuid.uuid4().hex}"
