@@ -53,7 +53,7 @@ def test_do_sample_false_is_greedy() -> None:
     given = {"do_sample": False, "temperature": 0.7, "top_p": 0.8, "repetition_penalty": 1.1}
     found = parse_generation_config(given).sampling
     assert found == {"temperature": 0.0, "repetition_penalty": 1.1}
-    assert SamplingParams(**found).is_greedy
+    assert SamplingParams(**found).temperature == 0.0
 
 
 @pytest.mark.parametrize(

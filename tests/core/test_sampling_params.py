@@ -20,7 +20,6 @@ def test_defaults_are_vllms() -> None:
     params = SamplingParams()
     assert (params.n, params.temperature, params.top_p, params.top_k) == (1, 1.0, 1.0, 0)
     assert (params.max_tokens, params.min_tokens, params.repetition_penalty) == (16, 0, 1.0)
-    assert not params.is_greedy
     assert not params.has_penalties
 
 
@@ -50,6 +49,7 @@ def test_shapes_users_write_are_taken() -> None:
         ("top_p", 0.0),
         ("top_p", 1.1),
         ("top_k", -2),
+        ("top_k", 2**31),
         ("min_p", -0.1),
         ("min_p", 1.1),
         ("presence_penalty", 2.5),
@@ -103,7 +103,7 @@ def test_messages_are_vllms() -> None:
 
 def test_copies_are_checked_again() -> None:
     params = SamplingParams(temperature=0.5)
-    assert params.with_(temperature=0.0).is_greedy
+    assert params.with_(temperature=0.0).temperature == 0.0
     assert params.temperature == 0.5
     with pytest.raises(RequestError):
         params.with_(temperature=9.0)

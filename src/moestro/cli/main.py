@@ -14,7 +14,6 @@ from moestro import envs
 from moestro.cli import bench, chat, doctor, generate, ops, plan, serve
 from moestro.errors import ConfigError, MoestroError, RequestError
 
-EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USER_MISTAKE = 2
 EXIT_INTERRUPTED = 130

@@ -31,9 +31,6 @@ class Shutdown:
     drain: bool = True
 
 
-EngineCommand = AddRequest | AbortRequest | Shutdown
-
-
 @dataclass(frozen=True, slots=True)
 class SequenceDelta:
     """What one step added to one sequence of a request. text never splits a character."""
@@ -98,9 +95,6 @@ class EngineFailed:
     """The loop died; nothing follows."""
 
     message: str
-
-
-EngineEvent = StepReport | EngineFailed
 
 
 class Channel(Protocol):

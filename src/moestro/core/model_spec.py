@@ -116,10 +116,9 @@ class ModelSpec:
         one = self.num_layer_parameters(self.moe is not None) + 2 * h * h + 3 * h
         return self.num_mtp_layers * one
 
-    def kv_bytes_per_token(self, element_bytes: int, *, with_mtp: bool = False) -> int:
-        """KV bytes one token takes over all layers."""
-        layers = self.num_hidden_layers + (self.num_mtp_layers if with_mtp else 0)
-        return 2 * layers * self.num_key_value_heads * self.head_dim * element_bytes
+    def kv_bytes_per_token(self, element_bytes: int) -> int:
+        """KV bytes one token takes over the trunk's layers."""
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim * element_bytes
 
     def _count(self, *, active: bool) -> int:
         table = self.vocab_size * self.hidden_size

@@ -7,6 +7,7 @@ from moestro.errors import RequestError, shown
 
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
+MAX_TOP_K = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +50,6 @@ class SamplingParams:
         self._check_lists()
 
     @property
-    def is_greedy(self) -> bool:
-        """True when the most likely token is taken, without noise."""
-        return self.temperature == 0.0
-
-    @property
     def has_penalties(self) -> bool:
         """True when the counts of earlier tokens change the logits."""
         return (
@@ -94,7 +90,7 @@ class SamplingParams:
 
     def _check_lengths(self) -> None:
         _check_int(self.n, "n", 1, MAX_SAMPLES)
-        _check_int(self.top_k, "top_k", 0, None)
+        _check_int(self.top_k, "top_k", 0, MAX_TOP_K)
         _check_int(self.min_tokens, "min_tokens", 0, None)
         if self.max_tokens is not None:
             _check_int(self.max_tokens, "max_tokens", 1, None)

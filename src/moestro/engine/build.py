@@ -62,7 +62,7 @@ def build_engine(
     processor = _make_processor(config, model_dir, spec, plan, tokenizer)
     device.set_num_threads(plan.num_threads)
     torch.set_num_threads(plan.num_threads)
-    runner, notes = _load_runner(plan, spec, model_dir, progress)
+    runner = _load_runner(plan, spec, model_dir, progress)
     scheduler = Scheduler(
         SchedulerLimits(plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len),
         KVCacheManager(plan.num_pages, plan.page_size, config.enable_prefix_caching),
@@ -78,7 +78,6 @@ def build_engine(
         engine=Engine(scheduler, runner, tokenizer),
         processor=processor,
         chat_template=chat_template,
-        notes=(*plan.notes, *notes),
     )
 
 
@@ -125,11 +124,10 @@ def _make_processor(
 
 def _load_runner(
     plan: Plan, spec: ModelSpec, model_dir: Path, progress: Progress | None
-) -> tuple[ModelRunner, tuple[str, ...]]:
+) -> ModelRunner:
     model = build_model(spec, getattr(torch, plan.dtype), num_mtp_layers=plan.num_mtp_layers)
-    report = load_weights(model, model_dir, progress)
+    load_weights(model, model_dir, progress)
     kv_pool = KVPool(spec, plan.num_pages, plan.page_size, getattr(torch, plan.kv_cache_dtype))
-    runner = ModelRunner(
+    return ModelRunner(
         model, kv_pool, max_num_seqs=plan.max_num_seqs, max_model_len=plan.max_model_len
     )
-    return runner, report.notes

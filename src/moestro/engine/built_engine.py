@@ -14,7 +14,7 @@ from moestro.engine.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltEngine:
-    """What engine.build wires together. notes: what the loader and the planner have to say."""
+    """What engine.build wires together."""
 
     config: EngineConfig
     model_dir: Path
@@ -23,7 +23,6 @@ class BuiltEngine:
     engine: Engine
     processor: InputProcessor
     chat_template: ChatTemplate
-    notes: tuple[str, ...] = ()
 
     @property
     def tokenizer(self) -> Tokenizer | None:
