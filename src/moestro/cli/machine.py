@@ -7,7 +7,7 @@ from typing import Any
 
 from moestro import __version__
 from moestro.core.cgroup import read_cgroup_limits
-from moestro.core.hardware import probe_cpu
+from moestro.core.hardware import num_cpus_in_affinity, probe_cpu
 
 LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers", "fastapi", "uvicorn")
 
@@ -21,7 +21,7 @@ def machine_facts() -> dict[str, Any]:
         "architecture": platform.machine(),
         "system": f"{platform.system()} {platform.release()}",
         "num_cpus": os.cpu_count() or 1,
-        "num_cpus_in_affinity": _affinity(),
+        "num_cpus_in_affinity": num_cpus_in_affinity(),
         "cgroup_cpus": limits.cpus,
         "num_threads": hardware.num_threads,
         "memory_bytes": hardware.memory_bytes,
@@ -47,12 +47,6 @@ def library_version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "missing"
-
-
-def _affinity() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def kernel_facts() -> dict[str, Any]:

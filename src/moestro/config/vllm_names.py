@@ -71,7 +71,7 @@ FOREIGN_NAMES: dict[str, ForeignName] = {
     "enable_lora": ForeignName((False,), "adapters are not supported; merge them first"),
     "quantization_param_path": ForeignName((), "scales are read from the checkpoint"),
     "disable_log_stats": ForeignName(_ANY_SWITCH, "metrics cost nothing unless they are read"),
-    "max_logprobs": ForeignName((20, 5), "at most 20 log probabilities a token are returned"),
+    "max_logprobs": ForeignName((20,), "at most 20 log probabilities a token are returned"),
     "logprobs_mode": ForeignName(
         ("raw_logprobs",), "log probabilities are those before temperature and penalties"
     ),

@@ -35,7 +35,7 @@ def probe_cpu(isa: str = "unknown", *, root: Path = Path("/")) -> HardwareSpec:
         total = min(total, limits.memory_bytes)
     if limits.memory_left_bytes is not None:
         free = min(free, limits.memory_left_bytes)
-    threads = _affinity()
+    threads = num_cpus_in_affinity()
     if limits.cpus is not None:
         threads = min(threads, max(1, int(limits.cpus)))
     return HardwareSpec(
@@ -48,7 +48,8 @@ def probe_cpu(isa: str = "unknown", *, root: Path = Path("/")) -> HardwareSpec:
     )
 
 
-def _affinity() -> int:
+def num_cpus_in_affinity() -> int:
+    """CPUs of this process's affinity mask; all of them where there is none."""
     if hasattr(os, "sched_getaffinity"):
         return max(1, len(os.sched_getaffinity(0)))
     return os.cpu_count() or 1
