@@ -58,7 +58,6 @@ def test_kv_bytes_per_token(name: str, kv_bytes: int) -> None:
     assert spec(name).kv_bytes_per_token(1) * 2 == kv_bytes
 
 
-
 def test_tied_embeddings_count_once() -> None:
     values = json.loads((DATA / "hub_hy3.json").read_text())
     tied = parse_model_config(values | {"tie_word_embeddings": True})
