@@ -38,10 +38,10 @@ class Worker:
     def decode(self, context: int, steps: int) -> dict[str, float]:
         """Greedy decode after an untimed prefill."""
         out = self.model(self.prompt(context), use_cache=True, logits_to_keep=1)
-        token, cache = out.logits[:, -1:].argmax(-1), out.past_key_values
+        token, cache = out.logits[:, -1:].argmax(-1), out.cache
         began = time.perf_counter()
         for _ in range(steps):
-            out = self.model(token, past_key_values=cache, use_cache=True)
+            out = self.model(token, cache=cache, use_cache=True)
             token = out.logits[:, -1:].argmax(-1)
             token.item()
         return {"seconds": time.perf_counter() - began}
