@@ -88,8 +88,13 @@ def test_no_tokenizer(checkpoint: Path) -> None:
 
 def test_a_tokenizer_from_elsewhere(checkpoint: Path) -> None:
     (checkpoint / "tokenizer.json").unlink()
+    (checkpoint / "tokenizer_config.json").unlink()
     with LLM(str(checkpoint), tokenizer="tiny-hy3", **SMALL) as llm:
         assert llm.generate("x", SamplingParams(max_tokens=1))[0].finished
+        conversation = [{"role": "user", "content": "x"}]
+        template = "{{ bos_token }}{{ messages[0].content }}"
+        chat = llm.chat(conversation, SamplingParams(max_tokens=1), chat_template=template)
+        assert chat[0].prompt == "<|bos|>x"
 
 
 def test_no_chat_template(checkpoint: Path) -> None:

@@ -8,7 +8,6 @@ import weakref
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,7 +35,6 @@ def built(runner: Any) -> BuiltEngine:
     limits = InputLimits(ByteVocabulary.SIZE, max_model_len=200, kv_tokens=256)
     return BuiltEngine(
         config=EngineConfig(),
-        model_dir=Path(),
         spec=None,  # type: ignore[arg-type]
         plan=None,  # type: ignore[arg-type]
         engine=make_engine(runner),

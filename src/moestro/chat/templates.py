@@ -47,6 +47,13 @@ class ChatTemplate:
                 "with --chat-template."
             ) from error
 
+    def with_source(self, override: str) -> "ChatTemplate":
+        """Another template (a file or the template itself) with the variables of this one.
+
+        Raises ConfigError as load does.
+        """
+        return self._from_override(override, self.variables)
+
     @classmethod
     def _from_override(cls, override: str, variables: Mapping[str, Any]) -> "ChatTemplate":
         inline = any(c in override for c in "{}\n")

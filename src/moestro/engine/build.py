@@ -72,7 +72,6 @@ def build_engine(
     )
     return BuiltEngine(
         config=config,
-        model_dir=model_dir,
         spec=spec,
         plan=plan,
         engine=Engine(scheduler, runner, tokenizer),

@@ -1,7 +1,6 @@
 """BuiltEngine: an engine with everything around it that was decided when it was built."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from moestro.chat.templates import ChatTemplate
 from moestro.config import EngineConfig
@@ -17,7 +16,6 @@ class BuiltEngine:
     """What engine.build wires together."""
 
     config: EngineConfig
-    model_dir: Path
     spec: ModelSpec
     plan: Plan
     engine: Engine

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from moestro.chat.templates import ChatTemplate
 from moestro.config import EngineConfig
 from moestro.core.messages import EngineStats, StepReport
 from moestro.core.outputs import RequestOutput
@@ -99,7 +98,7 @@ class LLM:
         built = self._open()
         template = built.chat_template
         if chat_template is not None:
-            template = ChatTemplate.load(built.model_dir, chat_template)
+            template = template.with_source(chat_template)
         prompts = [
             template.render(
                 conversation,
