@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from moestro.metrics import ServerMetrics
+from moestro.server.app import REQUEST_MODELS
+from moestro.server.openai.fields import SDK_IGNORED
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     *ROOT.glob("*.md"),
@@ -145,3 +149,17 @@ def test_overview_is_current() -> None:
         if any(works for column in columns for _, works in column):
             paths = [PACKAGE / name for name in packages.split(", ")]
             assert all(p.is_dir() or p.with_suffix(".py").is_file() for p in paths), title
+
+
+def test_server_page_lists_every_metric() -> None:
+    """docs/server.md names the metrics that a server exposes, all of them and no others."""
+    exposed = {m.name for m in ServerMetrics("model", 1024, {}).registry.collect()}
+    page = (ROOT / "docs" / "server.md").read_text()
+    assert set(re.findall(r"`((?:vllm|moestro):\w+)`", page)) == exposed
+
+
+def test_server_page_lists_every_field() -> None:
+    """docs/server.md names each field that a request may hold."""
+    fields = {name for model in REQUEST_MODELS for name in model.model_fields} | SDK_IGNORED
+    named = set(re.findall(r"`(\w+)[`:]", (ROOT / "docs" / "server.md").read_text()))
+    assert sorted(fields - named) == []
