@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from moestro.core.sampling_params import (
     MAX_LOGPROBS,
     MAX_SAMPLES,
+    MAX_STOP_STRINGS,
     SamplingParams,
     sampling_field_names,
 )
@@ -75,6 +76,15 @@ def test_shapes_users_write_are_taken() -> None:
         ("logit_bias", {1: math.nan}),
         ("logit_bias", {"x": 1.0}),
         ("logit_bias", 5),
+        ("logit_bias", {1.5: 1.0}),
+        ("logit_bias", {True: 1.0}),
+        ("logit_bias", [(1, 2.0), (1, 3.0)]),
+        ("logit_bias", {"1": 2.0, 1: 3.0}),
+        ("logit_bias", {1: 10**400}),
+        ("stop", ["x"] * (MAX_STOP_STRINGS + 1)),
+        ("stop", ["x" * 1000] * 66),
+        ("temperature", 10**400),
+        ("n", [10**5000]),
         ("ignore_eos", "yes"),
         ("detokenize", None),
         ("grammar", "json"),

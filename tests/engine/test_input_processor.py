@@ -91,6 +91,15 @@ def test_max_tokens_is_capped_by_the_context(asked: int | None, given: int) -> N
     assert request.max_tokens == given
 
 
+def test_min_tokens_beyond_the_context_are_refused() -> None:
+    params = SamplingParams(min_tokens=90, max_tokens=None)
+    assert make().process([5] * 10, params, request_id="r").max_tokens == 90
+    for max_tokens in (None, 10**9):
+        message, param = refused([5] * 11, params.with_(max_tokens=max_tokens))
+        assert param == "min_tokens"
+        assert "min_tokens=90 is more than the 89 tokens" in message
+
+
 def test_capping_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     processor = make()
     with caplog.at_level(logging.WARNING):

@@ -108,9 +108,16 @@ def test_bad_input_leaves_nothing_behind(llm: LLM, prompts: Any, params: Any, wo
     assert (llm.stats().num_running, llm.stats().num_waiting) == (0, 0)
 
 
-def test_priority_needs_one_a_prompt(llm: LLM) -> None:
+@pytest.mark.parametrize("priority", [[1], 5, "ab", [1, "x"]])
+def test_priority_needs_one_a_prompt(llm: LLM, priority: Any) -> None:
     with pytest.raises(RequestError, match="priority"):
-        llm.generate(["a", "b"], GREEDY, priority=[1])
+        llm.generate(["a", "b"], GREEDY, priority=priority)
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "continue_final_message"])
+def test_template_kwargs_do_not_hide_arguments(llm: LLM, name: str) -> None:
+    with pytest.raises(RequestError, match=f"must not hold '{name}'"):
+        llm.chat([{"role": "user", "content": "x"}], GREEDY, chat_template_kwargs={name: 1})
 
 
 @pytest.mark.parametrize("messages", [[], "hello", [[]], [{"role": "x", "content": "y"}]])

@@ -104,7 +104,11 @@ def test_body_over_the_limit_without_a_declared_length() -> None:
         ("logprobs", 21, "logprobs must be at most 20, got 21."),
         ("stop", "", "stop must not hold an empty string."),
         ("logit_bias", {"5": 200}, "logit_bias must be in [-100, 100], got 200.0 for token 5."),
-        ("logit_bias", {"x": 1}, "logit_bias must map token ids to numbers, got {'x': 1.0}."),
+        (
+            "logit_bias",
+            {"x": 1},
+            "logit_bias must map token ids to numbers, each id once, got {'x': 1.0}.",
+        ),
     ],
 )
 def test_values_out_of_range(field: str, value: object, message: str) -> None:

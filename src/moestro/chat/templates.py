@@ -9,6 +9,7 @@ from moestro.chat.sandbox import SandboxedTemplate, TemplateFaultError
 from moestro.core.model_config import read_json_object
 from moestro.errors import CheckpointError, ConfigError, RequestError, shown
 
+_OWN_ARGUMENTS = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 _CONTENT_MARK = "moestro-final-message"
 
 
@@ -132,6 +133,16 @@ class ChatTemplate:
             raise RequestError(
                 f"The chat template refused the conversation: {error}", "messages"
             ) from error
+
+
+def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
+    """Raises RequestError when a variable would hide what the template is given anyway."""
+    for name in _OWN_ARGUMENTS:
+        if name in kwargs:
+            raise RequestError(
+                f"chat_template_kwargs must not hold {name!r}: it is an argument of its own.",
+                "chat_template_kwargs",
+            )
 
 
 def _stored_template(model_dir: Path, config: Mapping[str, Any]) -> str | None:

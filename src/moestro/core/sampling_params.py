@@ -1,6 +1,8 @@
 """SamplingParams: what a user may ask of sampling, under vLLM's names and defaults."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from moestro.core.grammar import GrammarSpec
 from moestro.errors import RequestError, shown
@@ -8,6 +10,10 @@ from moestro.errors import RequestError, shown
 MAX_LOGPROBS = 20
 MAX_SAMPLES = 128
 MAX_TOP_K = 2**31 - 1
+MAX_TOKENS = 2**63 - 1
+MAX_STOP_STRINGS = 256
+MAX_STOP_CHARS = 65_536
+"""Of all stop strings together. Each is looked for in every character, between two steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +73,7 @@ class SamplingParams:
         put = object.__setattr__
         put(self, "stop", _as_tuple(self.stop, str, "stop"))
         put(self, "stop_token_ids", _as_tuple(self.stop_token_ids, int, "stop_token_ids"))
-        bias: object = self.logit_bias
-        pairs = bias.items() if isinstance(bias, dict) else self.logit_bias or ()
-        try:
-            put(self, "logit_bias", tuple((int(t), float(b)) for t, b in pairs))
-        except (TypeError, ValueError, OverflowError):
-            raise RequestError(
-                f"logit_bias must map token ids to numbers, got {shown(bias)}.", "logit_bias"
-            ) from None
+        put(self, "logit_bias", _as_biases(self.logit_bias))
         if self.top_k == -1:
             put(self, "top_k", 0)
 
@@ -91,9 +90,9 @@ class SamplingParams:
     def _check_lengths(self) -> None:
         _check_int(self.n, "n", 1, MAX_SAMPLES)
         _check_int(self.top_k, "top_k", 0, MAX_TOP_K)
-        _check_int(self.min_tokens, "min_tokens", 0, None)
+        _check_int(self.min_tokens, "min_tokens", 0, MAX_TOKENS)
         if self.max_tokens is not None:
-            _check_int(self.max_tokens, "max_tokens", 1, None)
+            _check_int(self.max_tokens, "max_tokens", 1, MAX_TOKENS)
             if self.min_tokens > self.max_tokens:
                 raise RequestError(
                     f"min_tokens must be at most max_tokens={shown(self.max_tokens)}, "
@@ -116,16 +115,25 @@ class SamplingParams:
             raise RequestError(
                 f"grammar must be a GrammarSpec, got {shown(self.grammar)}.", "grammar"
             )
-        if any(not s for s in self.stop):
-            raise RequestError("stop must not hold an empty string.", "stop")
-        if self.stop and not self.detokenize:
-            raise RequestError("stop needs detokenize=True: strings are found in text.", "stop")
+        self._check_stop()
         for token, bias in self.logit_bias:
             if not -100.0 <= bias <= 100.0:
                 raise RequestError(
                     f"logit_bias must be in [-100, 100], got {bias} for token {shown(token)}.",
                     "logit_bias",
                 )
+
+    def _check_stop(self) -> None:
+        if any(not s for s in self.stop):
+            raise RequestError("stop must not hold an empty string.", "stop")
+        if self.stop and not self.detokenize:
+            raise RequestError("stop needs detokenize=True: strings are found in text.", "stop")
+        for what, amount, most in (
+            ("strings", len(self.stop), MAX_STOP_STRINGS),
+            ("characters in all", sum(map(len, self.stop)), MAX_STOP_CHARS),
+        ):
+            if amount > most:
+                raise RequestError(f"stop must hold at most {most} {what}, got {amount}.", "stop")
 
 
 _FLAGS = (
@@ -164,10 +172,31 @@ def _as_tuple(value: object, kind: type, name: str) -> tuple[object, ...]:
     return tuple(items)
 
 
-def _check_int(value: object, name: str, low: int, high: int | None) -> None:
+def _as_biases(given: object) -> tuple[tuple[int, float], ...]:
+    """(token id, bias) pairs from a mapping, whose keys may be text as in JSON, or from pairs."""
+    try:
+        pairs: Any = given.items() if isinstance(given, Mapping) else given or ()
+        biases = tuple((_as_token_id(token), float(bias)) for token, bias in pairs)
+        if len(dict(biases)) != len(biases):
+            raise ValueError("a token twice")
+    except (TypeError, ValueError, OverflowError):
+        raise RequestError(
+            f"logit_bias must map token ids to numbers, each id once, got {shown(given)}.",
+            "logit_bias",
+        ) from None
+    return biases
+
+
+def _as_token_id(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise TypeError(value)
+    return int(value)
+
+
+def _check_int(value: object, name: str, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise RequestError(f"{name} must be an integer, got {shown(value)}.", name)
     if value < low:
         raise RequestError(f"{name} must be at least {low}, got {shown(value)}.", name)
-    if high is not None and value > high:
+    if value > high:
         raise RequestError(f"{name} must be at most {high}, got {shown(value)}.", name)

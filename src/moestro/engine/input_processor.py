@@ -112,7 +112,7 @@ class InputProcessor:
             prompt_token_ids=tuple(token_ids),
             params=params,
             seed=seed & _WORD,
-            max_tokens=self._max_tokens(len(token_ids), params.max_tokens, strict_max_tokens),
+            max_tokens=self._max_tokens(len(token_ids), params, strict_max_tokens),
             stop_token_ids=eos | frozenset(params.stop_token_ids),
             eos_token_ids=eos,
             prompt=text,
@@ -209,8 +209,15 @@ class InputProcessor:
             "input_tokens",
         )
 
-    def _max_tokens(self, num_prompt: int, asked: int | None, strict: bool) -> int:
-        room = self.limits.context - num_prompt
+    def _max_tokens(self, num_prompt: int, params: SamplingParams, strict: bool) -> int:
+        room, asked = self.limits.context - num_prompt, params.max_tokens
+        if params.min_tokens > room:
+            raise RequestError(
+                f"min_tokens={params.min_tokens} is more than the {room} tokens that the context "
+                f"of {self.limits.context} leaves beside the prompt's {num_prompt}. Lower it, or "
+                "shorten the prompt.",
+                "min_tokens",
+            )
         if asked is None or asked <= room:
             return room if asked is None else asked
         if strict:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from moestro.chat.templates import check_template_kwargs
 from moestro.config import EngineConfig
 from moestro.core.messages import EngineStats, StepReport
 from moestro.core.outputs import RequestOutput
@@ -99,6 +100,7 @@ class LLM:
         template = built.chat_template
         if chat_template is not None:
             template = template.with_source(chat_template)
+        check_template_kwargs(chat_template_kwargs or {})
         prompts = [
             template.render(
                 conversation,
@@ -155,11 +157,8 @@ class LLM:
     ) -> list[RequestOutput]:
         processor = self._open().processor
         each = _one_each(params, len(prompts))
-        if priority is not None and len(priority) != len(prompts):
-            raise RequestError(
-                f"priority must have one entry a prompt: {len(priority)} for {len(prompts)}.",
-                "priority",
-            )
+        if priority is not None:
+            _check_one_each(priority, len(prompts), "priority")
         with self._lock:
             requests = [
                 processor.process(
@@ -234,14 +233,16 @@ def _as_conversations(messages: Any) -> list[Any]:
 def _one_each(params: Params, num_prompts: int) -> list[SamplingParams | None]:
     if params is None or isinstance(params, SamplingParams):
         return [params] * num_prompts
-    if not isinstance(params, Sequence):
-        raise RequestError(
-            f"sampling_params must be SamplingParams, got {type(params).__name__}.",
-            "sampling_params",
-        )
-    if len(params) != num_prompts:
-        raise RequestError(
-            f"sampling_params must be one, or one a prompt: {len(params)} for {num_prompts}.",
-            "sampling_params",
-        )
+    _check_one_each(params, num_prompts, "sampling_params")
     return list(params)
+
+
+def _check_one_each(given: object, num_prompts: int, name: str) -> None:
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise RequestError(
+            f"{name} must be a list with one entry a prompt, got {type(given).__name__}.", name
+        )
+    if len(given) != num_prompts:
+        raise RequestError(
+            f"{name} must have one entry a prompt: {len(given)} for {num_prompts}.", name
+        )

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from moestro.chat.templates import check_template_kwargs
 from moestro.core.sampling_params import SamplingParams
 from moestro.server.body import FieldRules, Refused
 from moestro.server.errors import ApiError
@@ -100,7 +101,7 @@ class ChatCompletionRequest(GenerationRequest):
         return self.add_generation_prompt
 
     def template_arguments(self) -> dict[str, Any]:
-        """Keywords of the chat template. Raises ApiError for tools that could be called."""
+        """Keywords of the chat template. Raises ApiError (tools to call) and RequestError."""
         if self.tool_choice not in (None, "none", "auto") or (
             self.tools and self.tool_choice != "none"
         ):
@@ -113,12 +114,7 @@ class ChatCompletionRequest(GenerationRequest):
         told = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None:
             told.setdefault("reasoning_effort", self.reasoning_effort)
-        for name in ("messages", "tools", "add_generation_prompt", "continue_final_message"):
-            if name in told:
-                raise ApiError(
-                    f"chat_template_kwargs must not hold {name!r}: it is a field of its own.",
-                    param="chat_template_kwargs",
-                )
+        check_template_kwargs(told)
         return {
             **told,
             "tools": self.tools or None,
