@@ -1,9 +1,10 @@
 """What the server needs of an engine, and what it knows of the model behind it."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
+from moestro.chat.templates import ChatTemplate
 from moestro.core.outputs import RequestOutput
 from moestro.core.sampling_params import SamplingParams
 from moestro.engine.input_processor import Prompt
@@ -37,22 +38,6 @@ class EngineClient(Protocol):
         """
 
 
-class Renderer(Protocol):
-    """A chat template (chat.templates.ChatTemplate)."""
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        /,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        *,
-        continue_final_message: bool = False,
-        **kwargs: Any,
-    ) -> str:
-        """Raises RequestError."""
-
-
 class Decoder(Protocol):
     """The part of a tokenizer that `echo` and token texts need."""
 
@@ -71,7 +56,7 @@ class ServedModel:
     root: str
     max_model_len: int
     created: int
-    chat_template: Renderer
+    chat_template: ChatTemplate
     tokenizer: Decoder | None
     default_params: SamplingParams = field(default_factory=SamplingParams)
 
