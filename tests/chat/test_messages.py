@@ -55,3 +55,10 @@ def test_refusals_name_the_place(messages: Any, param: str, words: str) -> None:
         check_messages(messages)
     assert refused.value.param == param
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("arguments", ["[" * 100_000, '{"a": ' * 100_000, "9" * 5000])
+def test_arguments_that_no_parser_takes(arguments: str) -> None:
+    call = {"function": {"name": "f", "arguments": arguments}}
+    with pytest.raises(RequestError, match="must be JSON"):
+        check_messages([{"role": "assistant", "tool_calls": [call]}])

@@ -73,13 +73,30 @@ def test_body_over_the_limit() -> None:
     assert "100000 bytes" in error["message"]
 
 
-def test_body_over_the_limit_without_a_declared_length() -> None:
+@pytest.mark.parametrize(
+    ("headers", "num_parts", "num_read"),
+    [
+        ({}, 30, 30),  # read to its end, so that the client gets to reading the answer
+        ({"content-length": "300000"}, 30, 30),
+        ({}, 1000, 161),
+        ({"content-length": "10000000"}, 1000, 0),
+        ({"content-length": "300000", "expect": "100-continue"}, 30, 0),
+    ],
+)
+def test_how_much_of_a_large_body_is_read(
+    headers: dict[str, str], num_parts: int, num_read: int
+) -> None:
+    read = 0
+
     async def parts() -> Any:
-        for _ in range(30):
+        nonlocal read
+        for _ in range(num_parts):
+            read += 1
             yield b" " * 10_000
 
-    response = call(make_context(FakeEngine()), "POST", TEXT, content=parts(), headers=JSON)
-    error_of(response, 413)
+    context = make_context(FakeEngine())
+    error_of(call(context, "POST", TEXT, content=parts(), headers={**JSON, **headers}), 413)
+    assert read == num_read
 
 
 @pytest.mark.parametrize(
@@ -274,6 +291,14 @@ def test_nul_bytes_are_text() -> None:
     engine = FakeEngine()
     assert post(make_context(engine), TEXT, {"prompt": "a\0b", "max_tokens": 1}).status_code == 200
     assert engine.calls[0].prompt == "a\0b"
+
+
+def test_a_long_request_id_is_refused() -> None:
+    """Every chunk would repeat it."""
+    body = {"prompt": "a", "request_id": "x" * 257}
+    error = error_of(post(make_context(FakeEngine()), TEXT, body))
+    assert error["param"] == "request_id"
+    assert error["message"] == "request_id must have at most 256 characters, got 257."
 
 
 def test_unusable_request_ids_are_replaced() -> None:

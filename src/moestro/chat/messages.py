@@ -83,7 +83,7 @@ def _check_tool_call(call: object, where: str) -> dict[str, Any]:
     if isinstance(arguments, str) or arguments is None:
         try:
             arguments = json.loads(arguments) if arguments else {}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RequestError(
                 f"{where}.function.arguments must be JSON: {error}.", where
             ) from error

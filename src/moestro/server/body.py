@@ -15,6 +15,8 @@ from moestro.server.errors import ApiError, ClientGoneError, validation_api_erro
 M = TypeVar("M", bound=BaseModel)
 
 JSON = "application/json"
+_PATIENCE = 16
+"""Bodies up to this many times the limit are read to their end before they are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +59,35 @@ class FieldRules:
 
 
 async def read_body(request: Request, limit_bytes: int) -> bytes:
-    """The whole body. Raises ApiError when it is over the limit, ClientGoneError."""
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit_bytes:
+    """The whole body. Raises ApiError when it is over the limit, ClientGoneError.
+
+    What is over the limit is taken in and dropped, within reason: a client that is still sending
+    when the connection closes never reads the answer.
+    """
+    if _declared_bytes(request) > limit_bytes * (1 if "expect" in request.headers else _PATIENCE):
         raise _too_large(limit_bytes)
     parts: list[bytes] = []
     size = 0
-    while True:
+    more = True
+    while more and size <= limit_bytes * _PATIENCE:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         part = message.get("body", b"")
         size += len(part)
-        if size > limit_bytes:
-            raise _too_large(limit_bytes)
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
+        if size <= limit_bytes:
+            parts.append(part)
+        else:
+            parts.clear()
+        more = message.get("more_body", False)
+    if size > limit_bytes:
+        raise _too_large(limit_bytes)
+    return b"".join(parts)
+
+
+def _declared_bytes(request: Request) -> int:
+    declared = request.headers.get("content-length", "")
+    return int(declared) if declared.isascii() and declared.isdigit() else 0
 
 
 async def parse_body(request: Request, model: type[M], rules: FieldRules, limit_bytes: int) -> M:

@@ -53,6 +53,9 @@ COMMON_REFUSED: Mapping[str, Refused] = {
     "moderation": Refused("there is no moderation here."),
 }
 
+MAX_ID_CHARS = 256
+"""Every chunk of a stream repeats the id."""
+
 SAMPLING_NAMES = (
     "n",
     "temperature",
@@ -157,5 +160,10 @@ def check_model(name: str | None, served: tuple[str, ...]) -> None:
 
 
 def public_id(prefix: str, asked: str | None) -> str:
-    """The id a client sees: the one it gave, or a new one."""
+    """The id a client sees: the one it gave, or a new one. Raises ApiError for a long one."""
+    if asked is not None and len(asked) > MAX_ID_CHARS:
+        raise ApiError(
+            f"request_id must have at most {MAX_ID_CHARS} characters, got {len(asked)}.",
+            param="request_id",
+        )
     return f"{prefix}-{asked or uuid.uuid4().hex}"
