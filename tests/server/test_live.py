@@ -197,20 +197,42 @@ def test_sigterm_finishes_what_runs_and_then_ends() -> None:
         assert not any("Traceback" in line for line in server.log)
 
 
-@pytest.mark.parametrize("how", ["second signal", "timeout"])
-def test_what_does_not_finish_in_time_is_cut(how: str) -> None:
-    with live_server("--shutdown-timeout", "1" if how == "timeout" else "100") as server:
-        body = {"prompt": PROMPT, "max_tokens": 7000, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=body) as response:
+ENDLESS = {"prompt": PROMPT, "max_tokens": 7000, "ignore_eos": True, "stream": True}
+
+
+@pytest.mark.parametrize("seconds", ["0", "1"])
+def test_what_does_not_finish_in_time_is_aborted(seconds: str) -> None:
+    with live_server("--shutdown-timeout", seconds) as server:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.signal(signal.SIGTERM)
+            events = [line for line in lines if line]
+        assert events[-1] == "data: [DONE]"
+        assert json.loads(events[-2][6:])["choices"][0]["finish_reason"] == "abort"
+        assert server.wait() == 0
+        assert not any("Traceback" in line for line in server.log)
+
+
+def test_a_second_signal_cuts_what_runs() -> None:
+    with live_server("--shutdown-timeout", "100") as server:
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS) as response:
             lines = response.iter_lines()
             next(lines)
             server.signal(signal.SIGINT)
-            if how == "second signal":
-                threading.Timer(0.5, server.signal, [signal.SIGINT]).start()
+            threading.Timer(0.5, server.signal, [signal.SIGINT]).start()
             with pytest.raises(httpx.HTTPError):
                 for _ in lines:
                     pass
-        assert server.wait() == (0 if how == "timeout" else 1)
+        assert server.wait() == 1
+        assert not any("Traceback" in line for line in server.log)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_reads_that_it_serves_may_stop_it(number: signal.Signals) -> None:
+    with live_server() as server:
+        server.signal(number)
+        assert server.wait() == 0
 
 
 def test_port_in_use_is_told_before_the_model_loads(server: LiveServer) -> None:

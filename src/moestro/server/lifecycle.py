@@ -7,7 +7,7 @@ import math
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from types import FrameType
 
 import uvicorn
@@ -16,15 +16,43 @@ from fastapi import FastAPI
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_TELL_TIMEOUT_S = 5
+"""For clients to read that they were aborted; who reads too slowly is cut off."""
 
 
 class DrainingServer(uvicorn.Server):
     """Ends in two stages: the first signal drains, the second stops at once.
 
-    Draining: no new connections, running requests finish within the shutdown timeout, what is
-    left then is aborted. Unlike its parent it does not raise the signal again when it is done:
-    having been asked to stop is no failure.
+    Draining: no new connections, running requests finish. What still runs after
+    `shutdown_timeout_s` is aborted by `abort`, so that each client is told how its answer ended.
+    Unlike its parent it does not raise the signal again when it is done: having been asked to
+    stop is no failure. on_started: called once signals are handled and connections taken.
     """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        shutdown_timeout_s: float,
+        on_started: Callable[[], None],
+        abort: Callable[[], Awaitable[None]],
+    ) -> None:
+        super().__init__(config)
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._on_started = on_started
+        self._abort = abort
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take connections."""
+        await super().startup(sockets=sockets)
+        self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Drain."""
+        timer = asyncio.ensure_future(self._abort_in_time())
+        try:
+            await super().shutdown(sockets=sockets)
+        finally:
+            timer.cancel()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -48,8 +76,21 @@ class DrainingServer(uvicorn.Server):
         logger.info("%s: finishing running requests, then stopping", signal.Signals(sig).name)
         self.should_exit = True
 
+    async def _abort_in_time(self) -> None:
+        await asyncio.sleep(self._shutdown_timeout_s)
+        logger.warning(
+            "aborting what did not finish within shutdown_timeout=%g s", self._shutdown_timeout_s
+        )
+        await self._abort()
 
-async def run_app(app: FastAPI, sock: socket.socket, shutdown_timeout_s: float) -> bool:
+
+async def run_app(
+    app: FastAPI,
+    sock: socket.socket,
+    shutdown_timeout_s: float,
+    on_started: Callable[[], None],
+    abort: Callable[[], Awaitable[None]],
+) -> bool:
     """Serve until a signal. True when everything was drained, False when it was cut short."""
     config = uvicorn.Config(
         app,
@@ -58,13 +99,23 @@ async def run_app(app: FastAPI, sock: socket.socket, shutdown_timeout_s: float) 
         access_log=False,
         server_header=False,
         lifespan="off",
-        timeout_graceful_shutdown=math.ceil(shutdown_timeout_s),
+        timeout_graceful_shutdown=math.ceil(shutdown_timeout_s) + _TELL_TIMEOUT_S,
     )
-    server = DrainingServer(config)
-    await server.serve(sockets=[sock])
-    if server.force_exit:
-        await _cancel_rest()
+    server = DrainingServer(config, shutdown_timeout_s, on_started, abort)
+    errors = logging.getLogger("uvicorn.error")
+    errors.addFilter(_is_no_cancellation)
+    try:
+        await server.serve(sockets=[sock])
+        if server.force_exit:
+            await _cancel_rest()
+    finally:
+        errors.removeFilter(_is_no_cancellation)
     return not server.force_exit
+
+
+def _is_no_cancellation(record: logging.LogRecord) -> bool:
+    """uvicorn logs a traceback for every request that ends because it is cancelled."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 async def _cancel_rest() -> None:

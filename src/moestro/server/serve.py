@@ -73,8 +73,14 @@ class Server:
 
     async def _run(self, sock: socket.socket, shutdown_timeout_s: float) -> bool:
         name = self.context.model.names[0]
-        logger.info("serving %s on %s (Ctrl-C stops)", name, url_of(sock))
-        drained = await run_app(create_app(self.context), sock, shutdown_timeout_s)
+        url = url_of(sock)
+        drained = await run_app(
+            create_app(self.context),
+            sock,
+            shutdown_timeout_s,
+            on_started=lambda: logger.info("serving %s on %s (Ctrl-C stops)", name, url),
+            abort=lambda: self.engine.close(drain=False),
+        )
         if drained:
             await self.engine.close(drain=False)
             logger.info("stopped")
