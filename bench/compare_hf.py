@@ -39,7 +39,8 @@ class Peer:
 
     def __init__(self, python: str, script: str, folder: str, threads: int) -> None:
         self.process = subprocess.Popen(
-            [python, str(HERE / script), folder, "--threads", str(threads)],
+            # -P: this folder must not shadow the packages that transformers looks for (kernels).
+            [python, "-P", str(HERE / script), folder, "--threads", str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
