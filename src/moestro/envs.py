@@ -28,9 +28,14 @@ class EnvVar(Generic[T]):
     doc: str
     parse: Callable[[str], T]
 
+    @property
+    def is_set(self) -> bool:
+        """Whether the environment chooses a value; an empty one does not."""
+        return bool(self._text())
+
     def get(self) -> T:
         """The value now. Raises ConfigError naming the variable, its value and the choices."""
-        text = os.environ.get(self.name, "").strip()
+        text = self._text()
         if not text and self.default is None:
             return self.default
         text = text or str(self.default)  # through parse as well, so that ~ is expanded
@@ -41,6 +46,9 @@ class EnvVar(Generic[T]):
                 f"Environment variable {self.name}={shown(text)} is not valid: expected "
                 f"{self.values}. Correct or unset it (default: {self.default})."
             ) from None
+
+    def _text(self) -> str:
+        return os.environ.get(self.name, "").strip()
 
 
 def _choice(*names: str) -> Callable[[str], str]:

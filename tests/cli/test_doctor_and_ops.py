@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from tests.cli.terminal import main, moestro
 
+from moestro import envs
 from moestro.cli import doctor
 
 NAMES = [
@@ -38,6 +39,18 @@ def test_doctor_looks_at_everything(capsys: pytest.CaptureFixture[str], tmp_path
     assert str(found["kernels"]["identity"]).startswith("cpu-")
     assert int(str(found["cpu"]["num_threads"])) >= 1
     assert found["cache"]["path"] == str(tmp_path)
+
+
+def test_variables_that_are_set(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in envs.ALL:
+        monkeypatch.delenv(variable.name, raising=False)
+    arguments = ("--cache-dir", str(tmp_path))
+    assert findings(capsys, *arguments)["environment"]["text"] == "no MOESTRO_ variable is set"
+    monkeypatch.setenv("MOESTRO_CACHE_DIR", str(tmp_path))
+    found = findings(capsys, *arguments)["environment"]
+    assert found["text"] == f"MOESTRO_CACHE_DIR={tmp_path}"
 
 
 def test_reference_bodies_are_a_warning() -> None:

@@ -200,5 +200,5 @@ def _environment() -> Finding:
     from moestro import envs
 
     values = {variable.name: str(variable.get()) for variable in envs.ALL}
-    changed = [f"{v.name}={v.get()}" for v in envs.ALL if v.get() != v.default]
+    changed = [f"{v.name}={v.get()}" for v in envs.ALL if v.is_set]
     return Finding("environment", OK, ", ".join(changed) or "no MOESTRO_ variable is set", values)
