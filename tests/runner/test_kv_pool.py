@@ -27,7 +27,7 @@ def test_layers_have_the_documented_shape():
             assert part.shape == (5, 3, 16, 8)
             assert part.dtype == torch.bfloat16
             assert part.is_contiguous()
-    assert pool.bytes == 4 * 2 * 5 * 3 * 16 * 8 * 2
+    assert pool.num_bytes == 4 * 2 * 5 * 3 * 16 * 8 * 2
     assert len(KVPool(spec, 5, 16, torch.bfloat16).layers) == 2
 
 
@@ -44,12 +44,12 @@ def test_memory_is_resident_only_where_written_and_goes_on_close():
     spec = replace(history_spec(), num_key_value_heads=8, head_dim=128)
     before = resident_bytes()
     pool = KVPool(spec, 512, 64, torch.float32)
-    assert pool.bytes == 512 << 20
+    assert pool.num_bytes == 512 << 20
     assert resident_bytes() - before < 16 << 20
     for pages in pool.layers:
         pages.k[100:130].fill_(1)
         pages.v[100:130].fill_(1)
-    written = 30 * pool.bytes // 512
+    written = 30 * pool.num_bytes // 512
     assert 0.8 * written < resident_bytes() - before < written + (32 << 20)
     kept = pool.layers[0].k
     pool.close()

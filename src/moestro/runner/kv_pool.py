@@ -27,7 +27,7 @@ class KVPool:
         memory = torch.empty((layers, 2, num_pages, *page), dtype=dtype)
         self.num_pages = num_pages
         self.page_size = page_size
-        self.bytes = memory.nbytes
+        self.num_bytes = memory.nbytes
         self.layers = tuple(KVPages(k, v) for k, v in memory.unbind(0))
         self._storage = memory.untyped_storage()
 
