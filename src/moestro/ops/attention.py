@@ -113,9 +113,14 @@ def paged_attention(
 
     q: [T, H, D]; query head h reads kv head h // (H / G). The query at absolute position p
     attends to positions 0..p, this step's own keys included (they are already stored).
-    Returns [T, H, D] in q's dtype. Scores, softmax and accumulation in fp32. Sources: Ainslie et
-    al. 2023 (grouped queries), https://arxiv.org/abs/2305.13245; Kwon et al. 2023 (pages),
-    https://arxiv.org/abs/2309.06180.
+    Returns [T, H, D] in q's dtype. Sources: Ainslie et al. 2023 (grouped queries),
+    https://arxiv.org/abs/2305.13245; Kwon et al. 2023 (pages), https://arxiv.org/abs/2309.06180.
+
+    Scores, their maxima and sums and the accumulation are fp32 here and in every body. What a body
+    may do: sum in another order, and with bf16 queries and pages give the value product each
+    probability as a sum of two bf16 numbers (16 bits or more of it instead of 24), because a tile
+    unit multiplies bf16 only. Either way the result stays within the tolerance of its dtype
+    (ops.testing.TOLERANCES).
     """
     out = torch.empty_like(q)
     kv_heads = pages.k.shape[1]
