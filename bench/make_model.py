@@ -4,7 +4,8 @@
 The defaults are the Qwen3-MoE of docs/benchmarks.md: 16 layers of 1024, 64 experts of 384, top-8,
 1.3 billion parameters, bf16. Names, config.json and tokenizer are what both Moestro and HF
 transformers read. Each tensor's values depend on the seed and its name alone, so the same
-arguments give the same model whatever the shard size. One shard is held in memory at a time.
+arguments give the same model whatever the shard size. One shard is held in memory at a time. Needs
+the safetensors library, which comes with `pip install '.[test]'`.
 
     python bench/make_model.py /tmp/bench-model
     python bench/make_model.py /tmp/hy3 --model-type hy_v3 --num-layers 5 --num-experts 32

@@ -9,7 +9,7 @@ from moestro import __version__
 from moestro.core.cgroup import read_cgroup_limits
 from moestro.core.hardware import num_cpus_in_affinity, probe_cpu
 
-LIBRARIES = ("torch", "numpy", "safetensors", "tokenizers", "fastapi", "uvicorn")
+LIBRARIES = ("torch", "numpy", "tokenizers", "fastapi", "uvicorn")
 
 
 def machine_facts() -> dict[str, Any]:
