@@ -18,8 +18,9 @@ struct TileAttention : AttentionShape {
           key_chunks(blocks(args.head_dim, kTileK)),
           value_groups(blocks(args.head_dim, kLanes)) {}
 
-    // acc: [value_groups * 16, kQueryRows]
-    int64_t acc_floats() const { return value_groups * kLanes * kQueryRows; }
+    // acc: [row group][value_groups * 16][row]
+    int64_t group_floats() const { return value_groups * kLanes * kLanes; }
+    int64_t acc_floats() const { return kRowGroups * group_floats(); }
     int64_t state_floats() const { return 2 * kQueryRows + acc_floats(); }
     int64_t worker_floats() const {
         return kQueryRows +                         // ends
@@ -27,20 +28,20 @@ struct TileAttention : AttentionShape {
                kRowGroups * kTile * kLanes +        // scores
                kRowGroups * kTile * kLanes +        // high and low probabilities
                value_groups * kTile * kLanes / 2 +  // values
-               kLanes * key_chunks * kTileK / 2 +   // keys that do not lie in one piece
-               acc_floats() + 2 * state_floats();
+               kLanes * key_chunks * kTileK +       // keys that do not lie in one piece
+               2 * group_floats() + 2 * state_floats();
     }
 
     RowState state_at(float* at) const { return {at, at + kQueryRows, at + 2 * kQueryRows}; }
 
     struct Buffers {
-        int32_t* ends;        // [row], the position after the row's own; 0 for no row
+        int32_t* ends;        // [row], the position after the row's own
         bf16* q;              // [row group][chunk][pair][row]
         float* scores;        // [row group][position][row]
         __m512i *high, *low;  // [row group][pair of positions], a row's pair in each lane
         bf16* values;         // [value group][half of the tile][d][position]
-        bf16* keys;           // [position][D padded]
-        float* product;       // as acc
+        bf16* keys;           // two times [position][D padded]
+        float* product;       // as acc, of two row groups
         RowState part, whole;
     };
 
@@ -57,8 +58,8 @@ struct TileAttention : AttentionShape {
         b.high = reinterpret_cast<__m512i*>(take(kRowGroups * kTile / 2 * kLanes));
         b.low = reinterpret_cast<__m512i*>(take(kRowGroups * kTile / 2 * kLanes));
         b.values = reinterpret_cast<bf16*>(take(value_groups * kTile * kLanes / 2));
-        b.keys = reinterpret_cast<bf16*>(take(kLanes * key_chunks * kTileK / 2));
-        b.product = take(acc_floats());
+        b.keys = reinterpret_cast<bf16*>(take(kLanes * key_chunks * kTileK));
+        b.product = take(2 * group_floats());
         b.part = state_at(take(state_floats()));
         b.whole = state_at(take(state_floats()));
         return b;
@@ -73,13 +74,15 @@ struct TileAttention : AttentionShape {
             Gemm<FastBf16>::pack_rows(rows, n, kLanes, dim, b.q + r * key_chunks * kTileK);
         }
         make_visible(b.q);
-        for (int64_t r = 0; r < kQueryRows; ++r) b.ends[r] = 0;
+        // Lanes without a row see what the last row sees; nobody reads them.
+        const int32_t stop = static_cast<int32_t>(block.last_position + 1);
+        for (int64_t r = 0; r < kQueryRows; ++r) b.ends[r] = stop;
         for (int64_t r = 0, end = block.first_position + 1; r < block.rows; r += group, ++end)
             for (int64_t i = r; i < r + group; ++i) b.ends[i] = static_cast<int32_t>(end);
     }
 
     // Sixteen keys, of which n were stored: in place, or copied with zeros around them.
-    const bf16* sixteen_keys(const bf16* const* rows, int64_t n, const Buffers& b,
+    const bf16* sixteen_keys(const bf16* const* rows, int64_t n, bf16* copy,
                              int64_t* stride) const {
         bool together = n >= kLanes && dim % kTileK == 0;
         for (int64_t j = 1; together && j < kLanes; ++j)
@@ -89,12 +92,12 @@ struct TileAttention : AttentionShape {
             return rows[0];
         }
         const int64_t padded = key_chunks * kTileK;
-        __builtin_memset(b.keys, 0, static_cast<size_t>(kLanes * padded) * 2);
+        __builtin_memset(copy, 0, static_cast<size_t>(kLanes * padded) * 2);
         for (int64_t j = 0; j < smaller(n, kLanes); ++j)
-            __builtin_memcpy(b.keys + j * padded, rows[j], static_cast<size_t>(dim) * 2);
-        make_visible(b.keys);
+            __builtin_memcpy(copy + j * padded, rows[j], static_cast<size_t>(dim) * 2);
+        make_visible(copy);
         *stride = padded * 2;
-        return b.keys;
+        return copy;
     }
 
     // scores[group][position][row] for the n positions of a tile and groups [g0, g1) of rows.
@@ -102,27 +105,49 @@ struct TileAttention : AttentionShape {
                const Buffers& b) const {
         const bf16* rows[kTile];
         find_keys(block, start, n, rows);
-        for (int64_t j = 0; j < n; j += kLanes) {
-            int64_t stride = 0;
-            const bf16* keys = sixteen_keys(rows + j, n - j, b, &stride);
+        const int64_t padded = key_chunks * kTileK;
+        for (int64_t j = 0; j < n; j += 2 * kLanes) {
+            const int64_t more = n - j - kLanes;
+            int64_t s0 = 0, s1 = 0;
+            const bf16* k0 = sixteen_keys(rows + j, n - j, b.keys, &s0);
+            const bf16* k1 = nullptr;
+            if (more > 0) k1 = sixteen_keys(rows + j + kLanes, more, b.keys + kLanes * padded, &s1);
             for (int64_t g = g0; g < g1; g += 2) {
-                const bf16* q = b.q + g * kLanes * key_chunks * kTileK;
-                const bf16* q1 = q + kLanes * key_chunks * kTileK;
-                const bool two = g + 1 < g1;
-                _tile_zero(0);
-                if (two) _tile_zero(1);
-                for (int64_t c = 0; c < key_chunks; ++c) {
-                    _tile_loadd(4, keys + c * kTileK, stride);
-                    _tile_loadd(6, q + c * 512, 64);
-                    _tile_dpbf16ps(0, 4, 6);
-                    if (!two) continue;
-                    _tile_loadd(7, q1 + c * 512, 64);
-                    _tile_dpbf16ps(1, 4, 7);
-                }
-                _tile_stored(0, b.scores + (g * kTile + j) * kLanes, 64);
-                if (two) _tile_stored(1, b.scores + ((g + 1) * kTile + j) * kLanes, 64);
+                const bf16* q = b.q + g * kLanes * padded;
+                float* to = b.scores + (g * kTile + j) * kLanes;
+                if (g + 1 < g1)
+                    more > 0 ? score_tiles<true, true>(k0, s0, k1, s1, q, to)
+                             : score_tiles<false, true>(k0, s0, k1, s1, q, to);
+                else
+                    more > 0 ? score_tiles<true, false>(k0, s0, k1, s1, q, to)
+                             : score_tiles<false, false>(k0, s0, k1, s1, q, to);
             }
         }
+    }
+
+    // Sixteen keys, and (K1) sixteen more, by one group of rows, and (Q1) the next.
+    template <bool K1, bool Q1>
+    void score_tiles(const bf16* k0, int64_t s0, const bf16* k1, int64_t s1, const bf16* q,
+                     float* to) const {
+        const bf16* q1 = q + kLanes * key_chunks * kTileK;
+        _tile_zero(0);
+        if (Q1) _tile_zero(1);
+        if (K1) _tile_zero(2);
+        if (K1 && Q1) _tile_zero(3);
+        for (int64_t c = 0; c < key_chunks; ++c) {
+            _tile_loadd(6, q + c * 512, 64);
+            _tile_loadd(4, k0 + c * kTileK, s0);
+            _tile_dpbf16ps(0, 4, 6);
+            if (K1) _tile_loadd(5, k1 + c * kTileK, s1);
+            if (K1) _tile_dpbf16ps(2, 5, 6);
+            if (Q1) _tile_loadd(7, q1 + c * 512, 64);
+            if (Q1) _tile_dpbf16ps(1, 4, 7);
+            if (K1 && Q1) _tile_dpbf16ps(3, 5, 7);
+        }
+        _tile_stored(0, to, 64);
+        if (Q1) _tile_stored(1, to + kTile * kLanes, 64);
+        if (K1) _tile_stored(2, to + kLanes * kLanes, 64);
+        if (K1 && Q1) _tile_stored(3, to + (kTile + kLanes) * kLanes, 64);
     }
 
     // values[group][half][d][position of the half]; zeros from position n on.
@@ -172,37 +197,38 @@ struct TileAttention : AttentionShape {
     }
 
     // Softmax of one group of rows over n positions: probabilities as two bf16 parts, new maxima
-    // and sums, and what the earlier sums are to be multiplied by.
+    // and sums, and what the earlier sums are to be multiplied by. Masked: not all rows see all n.
+    template <bool Masked>
     F soften(int64_t start, int64_t n, bool fresh, int64_t g, const Buffers& b) const {
-        float* scores = b.scores + g * kTile * kLanes;
+        const float* scores = b.scores + g * kTile * kLanes;
         const __m512i seen = visible(start, g, b);
-        const F none = set1(-__builtin_inff());
-        const F scale = set1(a.scale);
+        const F none = set1(-__builtin_inff()), scale = set1(a.scale);
+        const auto show = [&](F x, int64_t j) {
+            if (!Masked) return x;
+            const __m512i at = _mm512_set1_epi32(static_cast<int>(j));
+            return F{_mm512_mask_mov_ps(none.v, _mm512_cmpgt_epi32_mask(seen, at), x.v)};
+        };
         F top = none;
-        for (int64_t j = 0; j < n; ++j) {
-            const __mmask16 hidden =
-                _mm512_cmple_epi32_mask(seen, _mm512_set1_epi32(static_cast<int>(j)));
-            F x = load(scores + j * kLanes) * scale;
-            x.v = _mm512_mask_mov_ps(x.v, hidden, none.v);
-            store(scores + j * kLanes, x);
-            top = max(top, x);
-        }
+        for (int64_t j = 0; j < n; ++j) top = max(top, show(load(scores + j * kLanes) * scale, j));
         const F before = fresh ? none : load(b.part.highest + g * kLanes);
         const F highest = max(before, top);
         // A row that sees nothing yet has no maximum; its probabilities are zero.
         const __mmask16 empty = _mm512_cmp_ps_mask(highest.v, none.v, _CMP_EQ_OQ);
         const F base = {_mm512_mask_mov_ps(highest.v, empty, _mm512_setzero_ps())};
-        F sums[4] = {zero(), zero(), zero(), zero()};
+        const F minus = neg(base);
+        F sums[2] = {zero(), zero()};
+        __m512i *high = b.high + g * kTile / 2, *low = b.low + g * kTile / 2;
         for (int64_t j = 0; j < n; j += 2) {
-            const F even = exp(load(scores + j * kLanes) - base);
-            const F odd = j + 1 < n ? exp(load(scores + (j + 1) * kLanes) - base) : zero();
-            sums[j % 4] = sums[j % 4] + even;
-            sums[j % 4 + 1] = sums[j % 4 + 1] + odd;
-            split_pair(even, odd, b.high + g * kTile / 2 + j / 2, b.low + g * kTile / 2 + j / 2);
+            const float* at = scores + j * kLanes;
+            const F even = exp(show(fma(load(at), scale, minus), j));
+            F odd = zero();
+            if (j + 1 < n) odd = exp(show(fma(load(at + kLanes), scale, minus), j + 1));
+            sums[0] = sums[0] + even;
+            sums[1] = sums[1] + odd;
+            split_pair(even, odd, high + j / 2, low + j / 2);
         }
-        for (int64_t p = (n + 1) / 2; p < kTile / 2; ++p)
-            b.high[g * kTile / 2 + p] = b.low[g * kTile / 2 + p] = _mm512_setzero_si512();
-        const F total = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+        for (int64_t p = (n + 1) / 2; p < kTile / 2; ++p) high[p] = low[p] = _mm512_setzero_si512();
+        const F total = sums[0] + sums[1];
         const F keep = fresh ? zero() : exp(before - base);
         const F sum = fresh ? total : fma(load(b.part.sum + g * kLanes), keep, total);
         store(b.part.sum + g * kLanes, sum);
@@ -225,30 +251,61 @@ struct TileAttention : AttentionShape {
                            _mm512_or_si512(_mm512_srli_epi32(re, 16), _mm512_and_si512(ro, upper)));
     }
 
-    // product[d, row] = sum over positions of value * probability, for groups [g0, g1) of rows.
-    void weigh(int64_t g0, int64_t g1, const Buffers& b) const {
+    // product[group][d][row] = sum over positions of value * probability, for row group g and (Two)
+    // the next one.
+    template <bool Two>
+    void weigh(int64_t g, const Buffers& b) const {
         make_visible(b.high);
         for (int64_t v = 0; v < value_groups; v += 2) {
-            const bool two = v + 1 < value_groups;
-            for (int64_t g = g0; g < g1; ++g) {
-                _tile_zero(0);
-                if (two) _tile_zero(1);
-                for (int64_t half = 0; half < 2; ++half) {
-                    const int64_t at = g * kTile / 2 + half * 16;
-                    _tile_loadd(4, b.values + (v * 2 + half) * 512, 64);
-                    if (two) _tile_loadd(5, b.values + (v * 2 + 2 + half) * 512, 64);
-                    _tile_loadd(6, b.high + at, 64);
-                    _tile_loadd(7, b.low + at, 64);
-                    _tile_dpbf16ps(0, 4, 6);
-                    if (two) _tile_dpbf16ps(1, 5, 6);
-                    _tile_dpbf16ps(0, 4, 7);
-                    if (two) _tile_dpbf16ps(1, 5, 7);
-                }
-                float* to = b.product + v * kLanes * kQueryRows + g * kLanes;
-                _tile_stored(0, to, kQueryRows * 4);
-                if (two) _tile_stored(1, to + kLanes * kQueryRows, kQueryRows * 4);
+            const bool more = v + 1 < value_groups;
+            const bf16* values = b.values + v * 1024;
+            _tile_zero(0);
+            _tile_zero(2);
+            if (Two) _tile_zero(1);
+            if (Two) _tile_zero(3);
+            for (int64_t half = 0; half < 2; ++half) {
+                const __m512i* high = b.high + g * kTile / 2 + half * 16;
+                const __m512i* low = b.low + g * kTile / 2 + half * 16;
+                _tile_loadd(4, values + half * 512, 64);
+                _tile_loadd(6, high, 64);
+                _tile_dpbf16ps(0, 4, 6);
+                if (more) _tile_loadd(5, values + 1024 + half * 512, 64);
+                if (more) _tile_dpbf16ps(2, 5, 6);
+                if (Two) _tile_loadd(7, high + kTile / 2, 64);
+                if (Two) _tile_dpbf16ps(1, 4, 7);
+                if (Two && more) _tile_dpbf16ps(3, 5, 7);
+                _tile_loadd(6, low, 64);
+                _tile_dpbf16ps(0, 4, 6);
+                if (more) _tile_dpbf16ps(2, 5, 6);
+                if (Two) _tile_loadd(7, low + kTile / 2, 64);
+                if (Two) _tile_dpbf16ps(1, 4, 7);
+                if (Two && more) _tile_dpbf16ps(3, 5, 7);
             }
+            float* to = b.product + v * kLanes * kLanes;
+            _tile_stored(0, to, 64);
+            if (more) _tile_stored(2, to + kLanes * kLanes, 64);
+            if (Two) _tile_stored(1, to + group_floats(), 64);
+            if (Two && more) _tile_stored(3, to + group_floats() + kLanes * kLanes, 64);
         }
+    }
+
+    // Adds a product to the sums of the rows of group g that see the tile.
+    void gather(int64_t start, int64_t g, bool fresh, F keep, const float* product,
+                const Buffers& b) const {
+        const __m512i seen = visible(start, g, b);
+        const __mmask16 rows = _mm512_test_epi32_mask(seen, seen);
+        float* acc = b.part.acc + g * group_floats();
+        for (int64_t i = 0; i < group_floats(); i += kLanes) {
+            const F more = load(product + i);
+            const F sum = fresh ? more : fma(load(acc + i), keep, more);
+            _mm512_mask_storeu_ps(acc + i, rows, sum.v);
+        }
+    }
+
+    F soften_group(int64_t start, int64_t n, bool fresh, int64_t g, const Buffers& b) const {
+        const __m512i all = _mm512_set1_epi32(static_cast<int>(n));
+        const bool masked = _mm512_cmplt_epi32_mask(visible(start, g, b), all) != 0;
+        return masked ? soften<true>(start, n, fresh, g, b) : soften<false>(start, n, fresh, g, b);
     }
 
     void take_tile(const QueryBlock& block, int64_t start, bool fresh, const Buffers& b) const {
@@ -256,20 +313,16 @@ struct TileAttention : AttentionShape {
         const int64_t g0 = first_row(block, start) / kLanes, g1 = blocks(block.rows, kLanes);
         score(block, start, n, g0, g1, b);
         load_values(block, start, n, b);
-        F keep[kRowGroups];
-        for (int64_t g = g0; g < g1; ++g) keep[g] = soften(start, n, fresh, g, b);
-        weigh(g0, g1, b);
-        for (int64_t g = g0; g < g1; ++g) {
-            const __m512i seen = visible(start, g, b);
-            const __mmask16 rows = _mm512_test_epi32_mask(seen, seen);
-            float* acc = b.part.acc + g * kLanes;
-            const float* product = b.product + g * kLanes;
-            for (int64_t d = 0; d < value_groups * kLanes; ++d) {
-                const F more = load(product + d * kQueryRows);
-                const F now = load(acc + d * kQueryRows);
-                const F sum = fresh ? more : fma(now, keep[g], more);
-                _mm512_mask_storeu_ps(acc + d * kQueryRows, rows, sum.v);
+        for (int64_t g = g0; g < g1; g += 2) {
+            const F keep = soften_group(start, n, fresh, g, b);
+            if (g + 1 < g1) {
+                const F keep1 = soften_group(start, n, fresh, g + 1, b);
+                weigh<true>(g, b);
+                gather(start, g + 1, fresh, keep1, b.product + group_floats(), b);
+            } else {
+                weigh<false>(g, b);
             }
+            gather(start, g, fresh, keep, b.product, b);
         }
     }
 
@@ -296,11 +349,12 @@ struct TileAttention : AttentionShape {
                                 : fma(load(part.sum + r), take, load(whole.sum + r) * keep);
             _mm512_mask_storeu_ps(whole.highest + r, some, highest.v);
             _mm512_mask_storeu_ps(whole.sum + r, some, sum.v);
-            for (int64_t d = 0; d < value_groups * kLanes; ++d) {
-                const F more = load(part.acc + d * kQueryRows + r);
-                const F now = load(whole.acc + d * kQueryRows + r);
-                const F both = start ? more : fma(more, take, now * keep);
-                _mm512_mask_storeu_ps(whole.acc + d * kQueryRows + r, some, both.v);
+            const float* theirs = part.acc + g * group_floats();
+            float* mine = whole.acc + g * group_floats();
+            for (int64_t i = 0; i < group_floats(); i += kLanes) {
+                const F more = load(theirs + i);
+                const F both = start ? more : fma(more, take, load(mine + i) * keep);
+                _mm512_mask_storeu_ps(mine + i, some, both.v);
             }
         }
     }
@@ -308,10 +362,10 @@ struct TileAttention : AttentionShape {
     void write(const QueryBlock& block, const RowState& s) const {
         for (int64_t r = 0; r < block.rows; r += kLanes) {
             const F sum = load(s.sum + r);
+            const float* acc = s.acc + r / kLanes * group_floats();
             for (int64_t d = 0; d < dim; d += kLanes) {
                 F in[16], out[16];
-                for (int64_t i = 0; i < kLanes; ++i)
-                    in[i] = load(s.acc + (d + i) * kQueryRows + r) / sum;
+                for (int64_t i = 0; i < kLanes; ++i) in[i] = load(acc + (d + i) * kLanes) / sum;
                 transpose(in, out);
                 for (int64_t i = 0; i < smaller(kLanes, block.rows - r); ++i)
                     store_some(static_cast<bf16*>(a.out) + row_offset(block, r + i) + d, out[i],

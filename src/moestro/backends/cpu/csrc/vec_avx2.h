@@ -32,6 +32,12 @@ inline F scale2(F p, F n) {
     return {_mm256_mul_ps(_mm256_mul_ps(p.v, _mm256_castsi256_ps(a)), _mm256_castsi256_ps(b))};
 }
 
+// Zero where x is below `low`, y elsewhere.
+inline F zero_below(F x, float low, F y) {
+    const __m256 below = _mm256_cmp_ps(x.v, _mm256_set1_ps(low), _CMP_LT_OQ);
+    return {_mm256_andnot_ps(below, y.v)};
+}
+
 inline F load(const float* p) { return {_mm256_loadu_ps(p)}; }
 inline F load(const bf16* p) {
     const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));

@@ -45,6 +45,12 @@ inline __m256i narrow(F x, const f16*) {
     return _mm512_cvtps_ph(x.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
+// Zero where x is below `low`, y elsewhere.
+inline F zero_below(F x, float low, F y) {
+    const __mmask16 kept = _mm512_cmp_ps_mask(x.v, _mm512_set1_ps(low), _CMP_NLT_UQ);
+    return {_mm512_maskz_mov_ps(kept, y.v)};
+}
+
 inline F load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline F load_n(const float* p, int64_t n) { return {_mm512_maskz_loadu_ps(first(n), p)}; }
 inline void store(float* p, F x) { _mm512_storeu_ps(p, x.v); }
@@ -94,7 +100,7 @@ inline float hmax(F x) {
 }
 
 // out[i][j] = in[j][i], 16 x 16 words.
-inline void transpose16(const __m512i* in, __m512i* out) {
+__attribute__((always_inline)) inline void transpose16(const __m512i* in, __m512i* out) {
     __m512i a[16], b[16];
     for (int i = 0; i < 8; ++i) {
         a[2 * i] = _mm512_unpacklo_epi32(in[2 * i], in[2 * i + 1]);

@@ -37,6 +37,9 @@ inline F scale2(F p, F n) {
     return {p.v * a * b};
 }
 
+// Zero where x is below `low`, y elsewhere.
+inline F zero_below(F x, float low, F y) { return {x.v < set1(low).v ? zero().v : y.v}; }
+
 inline float f32_of(uint32_t bits) {
     float x;
     __builtin_memcpy(&x, &bits, 4);
