@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from moestro.core.model_spec import RopeSpec
+from moestro.core.plan import ROTARY_BLOCK_POSITIONS
 from moestro.errors import UnsupportedError
-from moestro.layers.rotary import BLOCK_POSITIONS, RotaryTable, rotary_frequencies
+from moestro.layers.rotary import RotaryTable, rotary_frequencies
 
 HY3 = RopeSpec(11158840.0)
 YARN = RopeSpec(1e6, "yarn", 4.0, 32768, attention_factor=0.1 * math.log(4.0) + 1)
@@ -65,7 +66,13 @@ def test_yarn_ramp_of_no_width_is_a_step() -> None:
 def test_rows_are_exact_far_out(rope: RopeSpec) -> None:
     table = RotaryTable(rope, 128, "cpu")
     frequencies = rotary_frequencies(rope, 128)
-    positions = [0, 1, BLOCK_POSITIONS - 1, BLOCK_POSITIONS, 5 * BLOCK_POSITIONS + 3]
+    positions = [
+        0,
+        1,
+        ROTARY_BLOCK_POSITIONS - 1,
+        ROTARY_BLOCK_POSITIONS,
+        5 * ROTARY_BLOCK_POSITIONS + 3,
+    ]
     for position, row in zip(positions, _rows(table, positions), strict=True):
         for i in (0, 1, 31, 63):
             angle = float(torch.tensor(float(position)) * frequencies[i])  # the fp32 product
@@ -76,7 +83,7 @@ def test_rows_are_exact_far_out(rope: RopeSpec) -> None:
 
 def test_rows_do_not_depend_on_the_growth_or_the_batch() -> None:
     at_once, step_by_step = (RotaryTable(YARN, 40, "cpu") for _ in range(2))
-    positions = [5, 3 * BLOCK_POSITIONS + 7, 5, BLOCK_POSITIONS]
+    positions = [5, 3 * ROTARY_BLOCK_POSITIONS + 7, 5, ROTARY_BLOCK_POSITIONS]
     whole = _rows(at_once, positions)
     single = torch.cat([_rows(step_by_step, [p]) for p in sorted(set(positions))])
     assert torch.equal(whole, single[[0, 2, 0, 1]])

@@ -170,6 +170,13 @@ def test_other_devices_wait() -> None:
         make_plan("m", QWEN, HardwareSpec("cuda", "x", 1, 1, 1, "sm_90"), EngineConfig())
 
 
+def test_the_longest_context_ends_with_the_positions() -> None:
+    roomy = fit(hardware=machine(1024 * GIB))
+    assert roomy.largest_context_tokens == QWEN.max_position_embeddings
+    tight = fit(hardware=machine(plan().weight_bytes + 2 * GIB))
+    assert 0 < tight.largest_context_tokens < QWEN.max_position_embeddings
+
+
 def test_report_as_json() -> None:
     report = fit()
     values = json.loads(json.dumps(report.to_dict()))

@@ -1,5 +1,6 @@
 """Bytes of weights against the tensors of a real checkpoint and the published totals."""
 
+import dataclasses
 import json
 import math
 import struct
@@ -9,6 +10,7 @@ import pytest
 
 from moestro.core.model_config import load_model_spec, parse_model_config
 from moestro.core.model_spec import ModelSpec
+from moestro.core.plan import LOGITS_BLOCK_BYTES
 from moestro.planner.sizes import buffer_bytes, weight_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +57,25 @@ def test_buffers_grow_with_what_they_hold(name: str) -> None:
     model = spec(name)
     base = buffer_bytes(model, "bfloat16", 256, 8, 4096)
     assert buffer_bytes(model, "bfloat16", 512, 8, 4096) > base
-    assert buffer_bytes(model, "bfloat16", 256, 16, 4096) >= base + 8 * 4 * model.vocab_size
+    few = buffer_bytes(model, "bfloat16", 8, 8, 4096)
+    assert buffer_bytes(model, "bfloat16", 8, 16, 4096) >= few + 8 * 4 * model.vocab_size
     assert buffer_bytes(model, "bfloat16", 256, 8, 4097) == base + 4096 * model.head_dim * 4
     assert buffer_bytes(model, "float32", 256, 8, 4096) > base
+
+
+def test_blocks_of_logits() -> None:
+    """A prompt's scores take a block however few sequences run, and no more than a block."""
+    model = spec("hub_qwen3_30b_a3b")
+    row = 4 * model.vocab_size
+    no_head = dataclasses.replace(model, vocab_size=1)
+
+    def logits(num_tokens: int, num_logits: int) -> int:
+        small, large = (
+            buffer_bytes(m, "bfloat16", num_tokens, num_logits, 1) for m in (no_head, model)
+        )
+        return large - small
+
+    assert logits(64, 1) == pytest.approx(64 * row, rel=1e-3)
+    assert logits(8192, 1) == pytest.approx(LOGITS_BLOCK_BYTES, rel=1e-3)
+    assert logits(8192, 128) == pytest.approx(3 * 128 * row, rel=1e-3)
+    assert logits(8192, 8192) == pytest.approx(3 * LOGITS_BLOCK_BYTES, rel=1e-3)

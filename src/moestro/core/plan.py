@@ -3,6 +3,11 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+LOGITS_BLOCK_BYTES = 128 << 20
+"""fp32 logits are computed for this many bytes of rows at a time (at least one row)."""
+ROTARY_BLOCK_POSITIONS = 4096
+"""The table of rotary embeddings grows by this many positions at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:

@@ -5,16 +5,15 @@ import math
 import torch
 
 from moestro.core.model_spec import RopeSpec
+from moestro.core.plan import ROTARY_BLOCK_POSITIONS
 from moestro.errors import UnsupportedError
-
-BLOCK_POSITIONS = 4096
 
 
 class RotaryTable:
     """cos | sin rows [position, D] in fp32, shared by all layers.
 
-    The table grows in blocks of BLOCK_POSITIONS absolute positions, each computed the same way
-    whenever it is needed, so that a row never depends on the table's size or on the batch.
+    The table grows in blocks of ROTARY_BLOCK_POSITIONS absolute positions, each computed the same
+    way whenever it is needed, so that a row never depends on the table's size or on the batch.
     """
 
     def __init__(self, rope: RopeSpec, head_dim: int, device: torch.device | str) -> None:
@@ -26,20 +25,20 @@ class RotaryTable:
 
     def rows(self, positions: torch.Tensor, limit: int) -> torch.Tensor:
         """Rows of positions [T] int64, all below `limit`: [T, D] fp32, cos half then sin half."""
-        starts = range(self._table.shape[0], limit, BLOCK_POSITIONS)
+        starts = range(self._table.shape[0], limit, ROTARY_BLOCK_POSITIONS)
         if starts:
             blocks = [self._block(start).to(self._table.device) for start in starts]
             self._table = torch.cat((self._table, *blocks))
         return self._table.index_select(0, positions)
 
     def _block(self, start: int) -> torch.Tensor:
-        """Rows of BLOCK_POSITIONS positions from start.
+        """Rows of ROTARY_BLOCK_POSITIONS positions from start.
 
         The angle is the fp32 product of position and frequency, as both model families were
         trained; its cos and sin are taken in fp64 and rounded, so that no vectorised fp32
         approximation shows.
         """
-        position = torch.arange(start, start + BLOCK_POSITIONS, dtype=torch.float32)
+        position = torch.arange(start, start + ROTARY_BLOCK_POSITIONS, dtype=torch.float32)
         angles = (position[:, None] * self._inv_freq).double()
         rows = torch.cat((angles.cos(), angles.sin()), dim=-1) * self._factor
         return rows.float()

@@ -22,8 +22,8 @@ class FitReport:
     """A Plan, and what keeps it from running.
 
     shortage: None when it fits, else a sentence that says what is missing and what would fit.
-    missing_bytes: how much more memory it needs. largest_context_tokens: longest sequence if
-    everything left beside weights and buffers were KV memory.
+    missing_bytes: how much more memory it needs. largest_context_tokens: longest sequence, within
+    the checkpoint's positions, if everything left beside weights and buffers were KV memory.
     """
 
     plan: Plan
@@ -117,7 +117,7 @@ class _Placement:
                 shortage = self._kv_shortage(num_pages)
                 missing = (sequence_pages - num_pages) * self.page_bytes
         plan = self._plan(num_pages, max_model_len)
-        largest = max(0, self.left) // self.page_bytes * self.config.page_size
+        largest = self._longest(max(0, self.left) // self.page_bytes)
         return FitReport(plan, shortage, missing, self.budget, largest)
 
     def _plan(self, num_pages: int, max_model_len: int) -> Plan:
@@ -202,6 +202,10 @@ class _Placement:
     def _pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self.config.page_size)
 
+    def _longest(self, num_pages: int) -> int:
+        """Tokens of the longest sequence that fits into pages and the checkpoint's positions."""
+        return min(num_pages * self.config.page_size, self.spec.max_position_embeddings)
+
     def _num_threads(self) -> int:
         return self.config.num_threads or self.hardware.num_threads
 
@@ -244,7 +248,7 @@ class _Placement:
 
     def _what_fits(self, num_pages: int) -> str:
         """What all the memory that is left would hold."""
-        longest = min(num_pages * self.config.page_size, self.spec.max_position_embeddings)
+        longest = self._longest(num_pages)
         usual = min(longest, self.wanted_len)
         sequences = min(self.config.max_num_seqs, num_pages // self._pages(usual))
         return (

@@ -15,7 +15,7 @@ def plan_lines(plan: Plan) -> list[str]:
         f"buffers {gigabytes(plan.buffer_bytes)} = {gigabytes(plan.total_bytes)}",
         f"KV: {plan.num_pages:,} pages of {plan.page_size} tokens, {plan.kv_cache_dtype}, "
         f"{plan.kv_bytes_per_token:,} bytes a token",
-        f"longest context that fits {plan.max_context_tokens:,} tokens; max_model_len "
+        f"KV memory holds {plan.max_context_tokens:,} tokens; max_model_len "
         f"{plan.max_model_len:,}, {sequences} of it at once",
         f"a step takes at most {plan.max_num_batched_tokens:,} tokens of "
         f"{plan.max_num_seqs:,} sequences",

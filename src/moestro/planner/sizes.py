@@ -1,12 +1,11 @@
 """How many bytes things take: weights, KV, buffers. Arithmetic on a ModelSpec, nothing else."""
 
 from moestro.core.model_spec import ModelSpec
+from moestro.core.plan import LOGITS_BLOCK_BYTES, ROTARY_BLOCK_POSITIONS
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FP32 = 4
-# The rotary table grows in blocks of this many positions.
-_ROTARY_BLOCK = 4096
-# Logits, their processed copy, and one row set of sampling noise or sorted values.
+# Logits that are sampled, their processed copy, and sampling noise or sorted values.
 _LOGIT_COPIES = 3
 
 
@@ -25,9 +24,9 @@ def weight_bytes(spec: ModelSpec, dtype: str, num_mtp_layers: int) -> int:
 def buffer_bytes(spec: ModelSpec, dtype: str, num_tokens: int, num_logits: int, length: int) -> int:
     """Estimate of what a step needs beside weights and KV.
 
-    num_tokens computed in one step, num_logits rows of logits, length of the rotary table. Layers
-    run one after another, so the widest part of one layer counts once; torch may keep freed
-    blocks, which this does not see.
+    num_tokens computed in one step, num_logits rows that are sampled, length of the rotary table.
+    Layers run one after another, so the widest part of one layer counts once; torch may keep
+    freed blocks, which this does not see.
     """
     element = ELEMENT_BYTES[dtype]
     hidden = spec.hidden_size
@@ -35,9 +34,20 @@ def buffer_bytes(spec: ModelSpec, dtype: str, num_tokens: int, num_logits: int, 
     widest = max(_attention_elements(spec) * element, _dense_elements(spec) * element)
     if spec.moe is not None:
         widest = max(widest, _moe_bytes(spec, element))
-    logits = num_logits * (_LOGIT_COPIES * spec.vocab_size * _FP32 + hidden * element)
-    table = -(-length // _ROTARY_BLOCK) * _ROTARY_BLOCK * spec.head_dim * _FP32
+    logits = num_logits * hidden * element + _logits_bytes(spec.vocab_size, num_tokens, num_logits)
+    blocks = -(-length // ROTARY_BLOCK_POSITIONS)
+    table = blocks * ROTARY_BLOCK_POSITIONS * spec.head_dim * _FP32
     return num_tokens * (stream + widest) + logits + table
+
+
+def _logits_bytes(vocab_size: int, num_tokens: int, num_logits: int) -> int:
+    """A block of logits that are sampled, or later one that scores a prompt, whichever is more.
+
+    With prompt_logprobs every token of a step may be scored.
+    """
+    row = vocab_size * _FP32
+    block = max(row, LOGITS_BLOCK_BYTES)
+    return max(_LOGIT_COPIES * min(num_logits * row, block), min(num_tokens * row, block))
 
 
 def _attention_elements(spec: ModelSpec) -> int:

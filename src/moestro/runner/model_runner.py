@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import torch
 
+from moestro.core.plan import LOGITS_BLOCK_BYTES
 from moestro.core.step import Schedule, SequenceOutput, StepOutput, TokenLogprobs
 from moestro.models.causal_lm import CausalLM
 from moestro.runner.forward_batch import ForwardBatch, ScoredRun
@@ -12,9 +13,6 @@ from moestro.runner.inputs import InputBuilder
 from moestro.runner.kv_pool import KVPool
 from moestro.runner.sampler import sample, score_prompt
 from moestro.runner.sequence_state import SequenceState
-
-LOGITS_BLOCK_BYTES = 128 << 20
-"""Logits are computed for this many bytes of rows at a time (at least one row)."""
 
 
 class ModelRunner:
