@@ -10,6 +10,7 @@ from tests.cli.terminal import main, moestro, start
 
 from moestro.cli.generate import DEFAULT_MAX_TOKENS, read_prompts
 from moestro.errors import ConfigError
+from moestro.weights.source import resolve_model
 
 SMALL = ["--kv-cache-memory-bytes", "16MiB", "--num-threads", "1"]
 PROMPT = "def quicksort(items):"
@@ -106,6 +107,23 @@ def test_prompts_are_read_in_order(tmp_path: Path) -> None:
 def test_prompts_that_can_not_be_read(given: list[str], files: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_prompts(given, files)
+
+
+@pytest.mark.parametrize("json_flag", [[], ["--json"]])
+def test_max_new_tokens_of_the_checkpoint(
+    json_flag: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for file in resolve_model("tiny-hy3").iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    path = tmp_path / "generation_config.json"
+    config = json.loads(path.read_text()) | {"max_new_tokens": 3}
+    path.unlink()
+    path.write_text(json.dumps(config))
+    arguments = ["generate", PROMPT, "--model", str(tmp_path), "--ignore-eos", *SMALL, *json_flag]
+    assert main(arguments) == 0
+    assert ", 3 generated in" in capsys.readouterr().err
+    assert main([*arguments, "--max-tokens", "5"]) == 0
+    assert ", 5 generated in" in capsys.readouterr().err
 
 
 def test_prompt_file_that_is_not_utf8(tmp_path: Path) -> None:

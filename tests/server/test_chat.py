@@ -32,6 +32,16 @@ def test_unset_max_tokens_is_what_the_context_leaves() -> None:
     assert engine.calls[0].params.max_tokens is None
 
 
+def test_unset_max_tokens_is_the_checkpoints() -> None:
+    """As a default, capped to the context; what a client asks for itself is refused instead."""
+    engine = FakeEngine()
+    context = make_context(engine, default_max_tokens=7)
+    post(context, PATH, {"messages": [USER]})
+    post(context, PATH, {"messages": [USER], "max_tokens": 9})
+    assert [c.params.max_tokens for c in engine.calls] == [7, 9]
+    assert [c.options["strict_max_tokens"] for c in engine.calls] == [False, True]
+
+
 def test_max_completion_tokens_wins() -> None:
     engine = FakeEngine()
     limits = {"max_tokens": 5, "max_completion_tokens": 2}

@@ -42,6 +42,15 @@ def test_default_is_sixteen_tokens() -> None:
     assert body["usage"]["completion_tokens"] == 16
 
 
+def test_unset_max_tokens_is_the_checkpoints() -> None:
+    engine = FakeEngine()
+    context = make_context(engine, default_max_tokens=7)
+    post(context, PATH, {"prompt": "abc"})
+    post(context, PATH, {"prompt": "abc", "max_tokens": 9})
+    assert [c.params.max_tokens for c in engine.calls] == [7, 9]
+    assert [c.options["strict_max_tokens"] for c in engine.calls] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("prompt", "texts"),
     [

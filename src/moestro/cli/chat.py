@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 HELP = "talk to a model in the terminal"
 DESCRIPTION = (
     "A conversation: each line is a message, answers stream. With piped input every line is "
-    "answered in turn. --max-tokens is what the context leaves unless given."
+    "answered in turn. --max-tokens is the checkpoint's max_new_tokens unless given, else what the "
+    "context leaves."
 )
 COMMANDS = (
     "/exit ends, /reset forgets the conversation, /system TEXT sets the system prompt (and "
@@ -38,7 +39,7 @@ _NOT_IN_CHAT = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `moestro chat`."""
     add_engine_flags(parser, positional_model=True)
-    add_sampling_flags(parser, {"max_tokens": "what the context leaves"})
+    add_sampling_flags(parser, {"max_tokens": "the checkpoint's, else what the context leaves"})
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     add_common_flags(parser)
     parser.set_defaults(run=run)
@@ -50,10 +51,11 @@ def run(args: argparse.Namespace) -> int:
 
     start_logging(args)
     config = engine_config_from_args(args)
-    overrides = {"max_tokens": None, **sampling_overrides_from_args(args)}
+    overrides = sampling_overrides_from_args(args)
     refuse_without_effect(overrides, SamplingParams(), _NOT_IN_CHAT)
     with LocalEngine(config) as local:
-        params = local.engine.default_params.with_(**overrides)
+        max_tokens = local.engine.default_max_tokens
+        params = local.engine.default_params.with_(**{"max_tokens": max_tokens, **overrides})
         conversation = Conversation(local, params, args.system)
         conversation.check_template()
         if sys.stdin.isatty():

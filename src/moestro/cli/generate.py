@@ -25,8 +25,8 @@ DEFAULT_MAX_TOKENS = 256
 HELP = "complete one or several prompts"
 DESCRIPTION = (
     "Complete prompts. One prompt streams to stdout as it is generated; several print one after "
-    f"the other. --max-tokens is {DEFAULT_MAX_TOKENS} here unless given; other sampling values "
-    "come from the checkpoint's generation_config.json."
+    "the other. Sampling values that are not given come from the checkpoint's "
+    f"generation_config.json; --max-tokens is {DEFAULT_MAX_TOKENS} where that has none."
 )
 _JSON_ONLY = {
     "logprobs": "log probabilities are shown with --json only",
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file whose whole content is a prompt; may be repeated",
     )
     add_engine_flags(parser)
-    add_sampling_flags(parser, {"max_tokens": str(DEFAULT_MAX_TOKENS)})
+    add_sampling_flags(parser, {"max_tokens": f"the checkpoint's, else {DEFAULT_MAX_TOKENS}"})
     add_common_flags(
         parser, json_help="print RequestOutput's fields as JSON; a list for several prompts"
     )
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     """Complete the prompts."""
     start_logging(args)
     config = engine_config_from_args(args)
-    overrides = {"max_tokens": DEFAULT_MAX_TOKENS, **sampling_overrides_from_args(args)}
+    overrides = sampling_overrides_from_args(args)
     if not args.json:
         refuse_without_effect(overrides, SamplingParams(), _JSON_ONLY)
     prompts = read_prompts(args.prompts, args.prompt_file)
@@ -99,12 +99,21 @@ def _read(name: str) -> str:
         raise ConfigError(f"Can't read the prompt from {where}: {error}.") from None
 
 
+def _params(
+    defaults: SamplingParams, max_tokens: int | None, overrides: dict[str, object]
+) -> SamplingParams:
+    """max_tokens: the checkpoint's, None where it has none."""
+    usual = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
+    return defaults.with_(**{"max_tokens": usual, **overrides})
+
+
 def _stream(config: EngineConfig, prompt: str, overrides: dict[str, object]) -> None:
     from moestro.cli.local_engine import LocalEngine
     from moestro.cli.text_writer import TextWriter
 
     with LocalEngine(config) as local:
-        params = local.engine.default_params.with_(**overrides)
+        engine = local.engine
+        params = _params(engine.default_params, engine.default_max_tokens, overrides)
         started = time.perf_counter()
         first: list[float] = []
 
@@ -128,7 +137,7 @@ def _complete(
     with loading_bar() as progress:
         llm = LLM.from_config(config, load_progress=progress)
     with llm:
-        params = llm.get_default_sampling_params().with_(**overrides)
+        params = _params(llm.get_default_sampling_params(), llm.default_max_tokens, overrides)
         started = time.perf_counter()
         outputs = llm.generate(prompts, params)
         _tell_stats(outputs, time.perf_counter() - started)

@@ -56,6 +56,7 @@ class AsyncEngine:
         self.plan = built.plan
         self.chat_template = built.chat_template
         self.default_params = built.processor.default_params
+        self.default_max_tokens = built.processor.default_max_tokens
         self._processor = built.processor
         self._hub = StreamHub()
         self._ids = itertools.count()

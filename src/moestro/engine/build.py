@@ -117,6 +117,7 @@ def _make_processor(
         eos_token_ids=eos,
         engine_seed=config.seed,
         default_params=SamplingParams(**defaults.sampling),
+        default_max_tokens=defaults.sampling.get("max_tokens"),
         scheduling_policy=config.scheduling_policy,
     )
 

@@ -51,7 +51,9 @@ class InputProcessor:
     """Tokenises and checks requests; everything a client can get wrong is refused here.
 
     tokenizer None: token ids only. eos_token_ids: of the checkpoint. default_params: for callers
-    that give none. scheduling_policy tells whether priorities have an effect.
+    that give none. default_max_tokens: the checkpoint's max_new_tokens, if it has any; interfaces
+    with a default of their own ask for it. scheduling_policy tells whether priorities have an
+    effect.
     """
 
     def __init__(
@@ -62,11 +64,13 @@ class InputProcessor:
         eos_token_ids: Iterable[int],
         engine_seed: int,
         default_params: SamplingParams | None = None,
+        default_max_tokens: int | None = None,
         scheduling_policy: str = "fcfs",
     ) -> None:
         self.limits = limits
         self.tokenizer = tokenizer
         self.default_params = default_params or SamplingParams()
+        self.default_max_tokens = default_max_tokens
         self._eos_token_ids = frozenset(eos_token_ids)
         self._engine_seed = engine_seed
         self._scheduling_policy = scheduling_policy

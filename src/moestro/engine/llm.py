@@ -124,6 +124,11 @@ class LLM:
         """What the checkpoint's generation_config.json asks for; generate's default."""
         return self._open().processor.default_params
 
+    @property
+    def default_max_tokens(self) -> int | None:
+        """The max_new_tokens of the checkpoint's generation_config.json, if it gives any."""
+        return self._open().processor.default_max_tokens
+
     def stats(self) -> EngineStats:
         """Gauges and counters of the engine since it was made."""
         return self._open().engine.stats()

@@ -49,6 +49,7 @@ class ServedModel:
     """The model as the API tells it. `names`: the first is shown, any is accepted.
 
     default_params: sampling values of a request that does not say (generation_config.json).
+    default_max_tokens: its max_new_tokens; None where it gives none, and the route decides.
     tokenizer None: prompts and answers are token ids.
     """
 
@@ -59,6 +60,7 @@ class ServedModel:
     chat_template: ChatTemplate
     tokenizer: Decoder | None
     default_params: SamplingParams = field(default_factory=SamplingParams)
+    default_max_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

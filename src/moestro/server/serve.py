@@ -63,6 +63,7 @@ class Server:
             chat_template=engine.chat_template,
             tokenizer=engine.tokenizer,
             default_params=engine.default_params,
+            default_max_tokens=engine.default_max_tokens,
         )
         context = ServerContext(engine=engine, model=model, metrics=metrics, version=version)
         return cls(engine, context)

@@ -56,7 +56,7 @@ class _Call:
         model = context.model
         check_model(body.model, model.names)
         body.check_stream()
-        params = body.params(model.default_params)
+        params = body.params(model.default_params, model.default_max_tokens)
         text = model.chat_template.render(
             [m.for_template() for m in body.messages], **body.template_arguments()
         )
@@ -67,7 +67,7 @@ class _Call:
             cache_salt=body.cache_salt or "",
             # the template has written bos and its kin already
             add_special_tokens=body.add_special_tokens is True,
-            strict_max_tokens=params.max_tokens is not None,
+            strict_max_tokens=body.own_max_tokens is not None,
         )
         return cls(context, body, job, public_id("chatcmpl", body.request_id or header_id))
 

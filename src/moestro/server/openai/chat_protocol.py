@@ -80,15 +80,26 @@ class ChatCompletionRequest(GenerationRequest):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def params(self, defaults: SamplingParams) -> SamplingParams:
-        """Raises ApiError and RequestError."""
+    @property
+    def own_max_tokens(self) -> int | None:
+        """What the client asks for, under either name."""
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        return self.max_tokens
+
+    def params(
+        self, defaults: SamplingParams, default_max_tokens: int | None = None
+    ) -> SamplingParams:
+        """default_max_tokens: the checkpoint's; None is what the context leaves.
+
+        Raises ApiError and RequestError.
+        """
         if self.top_logprobs is not None and not self.logprobs:
             raise ApiError(
                 "when using `top_logprobs`, `logprobs` must be set to true.", param="top_logprobs"
             )
-        more: dict[str, Any] = {"max_tokens": self.max_tokens}
-        if self.max_completion_tokens is not None:
-            more["max_tokens"] = self.max_completion_tokens
+        own = self.own_max_tokens
+        more: dict[str, Any] = {"max_tokens": default_max_tokens if own is None else own}
         if self.logprobs:
             more["logprobs"] = self.top_logprobs or 0
         return self.sampling_params(defaults, **more)

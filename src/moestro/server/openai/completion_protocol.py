@@ -23,7 +23,10 @@ RULES = FieldRules(
 
 
 class CompletionRequest(GenerationRequest):
-    """Unset max_tokens is 16. `logprobs` is a number here; `echo` returns the prompt too."""
+    """Unset max_tokens is the checkpoint's, else 16.
+
+    `logprobs` is a number here; `echo` returns the prompt too.
+    """
 
     prompt: str | list[str] | list[int] | list[list[int]]
     echo: bool | None = None
@@ -38,10 +41,13 @@ class CompletionRequest(GenerationRequest):
             return [[int(i) for i in given if isinstance(i, int)]]
         return [item for item in given if isinstance(item, str | list)]
 
-    def params(self, defaults: SamplingParams) -> SamplingParams:
-        """Raises RequestError."""
+    def params(
+        self, defaults: SamplingParams, default_max_tokens: int | None = None
+    ) -> SamplingParams:
+        """default_max_tokens: the checkpoint's, None where it has none. Raises RequestError."""
         more: dict[str, Any] = {"logprobs": self.logprobs}
-        more["max_tokens"] = DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        limits = (self.max_tokens, default_max_tokens, DEFAULT_MAX_TOKENS)
+        more["max_tokens"] = next(n for n in limits if n is not None)
         if self.echo and self.logprobs is not None and self.prompt_logprobs is None:
             more["prompt_logprobs"] = self.logprobs
         return self.sampling_params(defaults, **more)

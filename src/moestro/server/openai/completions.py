@@ -65,7 +65,7 @@ class _Call:
             raise ApiError(
                 f"prompt must hold 1 to {MAX_PROMPTS} prompts, got {len(prompts)}.", param="prompt"
             )
-        params = body.params(model.default_params)
+        params = body.params(model.default_params, model.default_max_tokens)
         jobs = [
             Job(
                 prompt=p if isinstance(p, str) else {"prompt_token_ids": p},
