@@ -1,6 +1,7 @@
 """Exit codes, error lines, and what is imported when."""
 
 import errno
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -110,6 +111,29 @@ def test_disk_full() -> None:
         done = moestro("plan", "--json", capture_output=False, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
     assert done.stderr == "moestro: error: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closed", "code", "told"),
+    [
+        (["plan"], "2>&-", 0, "tiny-hy3"),
+        (["plan"], "<&-", 0, "tiny-hy3"),
+        (["plan"], ">&-", 1, "Bad file descriptor"),
+        (["--version"], ">&-", 1, "Bad file descriptor"),
+        (["plan", "--json"], ">&- 2>&- <&-", 1, ""),
+        (["generate", "-"], "<&-", 2, "prompt"),
+        (["--version"], ">/dev/full", 1, "No space left on device"),
+    ],
+)
+def test_closed_streams(arguments: list[str], closed: str, code: int, told: str) -> None:
+    command = shlex.join([sys.executable, "-m", "moestro", *arguments])
+    done = subprocess.run(
+        ["bash", "-c", f"{command} {closed}"], capture_output=True, text=True, env=environment()
+    )
+    assert done.returncode == code
+    assert told in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert "unexpected" not in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["plan", "--wings"], ["plan", "--jso"]])

@@ -1,6 +1,8 @@
 """What the subcommands share of the terminal: JSON on stdout, everything else on stderr."""
 
 import argparse
+import contextlib
+import errno
 import json
 import math
 import sys
@@ -39,14 +41,7 @@ def start_logging(args: argparse.Namespace, level: str | None = None) -> None:
 def print_json(value: object) -> None:
     """One JSON document on stdout, in UTF-8 whatever the terminal's encoding."""
     text = json.dumps(as_json(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    data = text.encode("utf-8", "backslashreplace")
-    sys.stdout.flush()
-    buffer = getattr(sys.stdout, "buffer", None)
-    if buffer is None:
-        sys.stdout.write(data.decode("utf-8"))
-    else:
-        buffer.write(data)
-        buffer.flush()
+    _write(text.encode("utf-8", "backslashreplace"))
 
 
 def as_json(value: object) -> Any:
@@ -66,18 +61,30 @@ def as_json(value: object) -> Any:
 
 def write_text(text: str) -> None:
     """Text to stdout at once; what the terminal can't show becomes an escape."""
-    stream = sys.stdout
-    try:
-        stream.write(text)
-    except UnicodeEncodeError:
-        encoding = stream.encoding or "ascii"
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    stream.flush()
+    _write(text.encode(sys.stdout.encoding or "utf-8", "backslashreplace"))
 
 
 def note(text: str) -> None:
-    """A line for the person at the terminal, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    """A line for the person at the terminal, on stderr; a lost one is no failure."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _write(data: bytes) -> None:
+    """All of it to stdout, or an OSError."""
+    stream = sys.stdout
+    stream.flush()
+    buffer = getattr(stream, "buffer", None)
+    if buffer is None:
+        stream.write(data.decode("utf-8"))
+        return
+    rest = memoryview(data)
+    while rest:
+        written = buffer.write(rest)  # under python -u not all: the disk is full, say
+        if written is None:
+            raise BlockingIOError(errno.EAGAIN, "stdout takes no more: it does not block")
+        rest = rest[written:]
+    buffer.flush()
 
 
 def aligned(rows: Iterable[tuple[str, str]]) -> list[str]:

@@ -12,6 +12,8 @@ from typing import NoReturn
 
 from moestro import envs
 from moestro.cli import bench, chat, doctor, generate, ops, plan, serve
+from moestro.cli.console import write_text
+from moestro.cli.standard_streams import open_missing_streams
 from moestro.errors import ConfigError, MoestroError, RequestError
 
 EXIT_FAILED = 1
@@ -47,7 +49,7 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from moestro import __version__
 
-        print(f"moestro {__version__}")
+        write_text(f"moestro {__version__}\n")
         parser.exit()
 
 
@@ -56,9 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 done; 1 failed; 2 a mistake in what was asked; 130 interrupted; 141 nobody read the output.
     """
-    args = build_parser().parse_args(argv)
-    args.command_line = shlex.join(["moestro", *(sys.argv[1:] if argv is None else argv)])
+    open_missing_streams()
+    args = argparse.Namespace()
     try:
+        args = build_parser().parse_args(argv)
+        args.command_line = shlex.join(["moestro", *(sys.argv[1:] if argv is None else argv)])
         code = int(args.run(args))
         sys.stdout.flush()
     except KeyboardInterrupt:
