@@ -213,7 +213,7 @@ def make_model(args: argparse.Namespace) -> Path:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        tokenizer.save(str(partial / "tokenizer.json"))
+        (partial / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), "utf-8")
         _write_json(partial / "config.json", config)
         special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
         _write_json(partial / "generation_config.json", special | {"do_sample": False})

@@ -99,7 +99,7 @@ def encode(tokenizer: Tokenizer, texts: Texts) -> NDArray[np.uint16]:
 
 def write_tokenizer_files(tokenizer: Tokenizer, folder: Path, context: int) -> None:
     """tokenizer.json, tokenizer_config.json, generation_config.json."""
-    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), "utf-8")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": SPECIAL[_BOS],
