@@ -1,7 +1,11 @@
 """/v1/chat/completions over an engine whose tokens are known."""
 
+import asyncio
+import threading
+from typing import Any
+
 import pytest
-from tests.server.client import USER, events_of, make_context, post
+from tests.server.client import USER, client_of, events_of, make_context, post
 from tests.server.fake_engine import FakeEngine
 
 from moestro.chat.templates import ChatTemplate
@@ -24,6 +28,29 @@ def test_whole_answer() -> None:
     }
     assert body["choices"][0]["finish_reason"] == "length"
     assert body["usage"]["completion_tokens"] == 3
+
+
+def test_the_event_loop_does_not_wait_for_a_template() -> None:
+    class Slow(ChatTemplate):
+        """Ends once the event loop has gone on."""
+
+        def render(self, *args: Any, **kwargs: Any) -> str:
+            assert others_ran.wait(10)
+            return "a"
+
+    others_ran = threading.Event()
+    context = make_context(FakeEngine(), chat_template=Slow(""))
+
+    async def run() -> int:
+        async with client_of(context) as client:
+            body = {"messages": [USER], "max_tokens": 1}
+            answer = asyncio.ensure_future(client.post(PATH, json=body))
+            while not answer.done():
+                await asyncio.sleep(0.01)
+                others_ran.set()
+            return (await answer).status_code
+
+    assert asyncio.run(run()) == 200
 
 
 def test_unset_max_tokens_is_what_the_context_leaves() -> None:

@@ -1,5 +1,6 @@
 """POST /v1/chat/completions."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -34,7 +35,8 @@ async def create_chat_completion(request: Request) -> Response:
     """The answer to a conversation, whole or streamed."""
     context: ServerContext = request.app.state.context
     body = await parse_body(request, ChatCompletionRequest, RULES, context.max_body_bytes)
-    call = _Call.of(context, body, request.scope.get("request_id"))
+    # in a thread: a template may take seconds, and every other stream would wait for it
+    call = await asyncio.to_thread(_Call.of, context, body, request.scope.get("request_id"))
     return await respond(request, call, bool(body.stream), context.metrics.observe_disconnect)
 
 
