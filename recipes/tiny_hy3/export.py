@@ -6,6 +6,7 @@ python -m recipes.tiny_hy3.export data/ run/ model/
 import argparse
 import json
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from string import Template
@@ -14,10 +15,12 @@ import numpy as np
 import torch
 from recipes.tiny_hy3.evaluate import Evaluation, evaluate, load_model
 from recipes.tiny_hy3.run_state import load_state
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from moestro.core.model_config import load_model_spec
 from moestro.core.model_spec import ModelSpec
+from moestro.errors import MoestroError
 from moestro.weights.name_map import NameMap
 
 _FILES_OF_DATA = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -90,7 +93,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="where to write the checkpoint")
     parser.add_argument("--window", type=int, default=2048, help="of the held-out measurement")
     args = parser.parse_args()
-    result = export(args.data, args.run, args.folder, args.window)
+    try:
+        result = export(args.data, args.run, args.folder, args.window)
+    except (MoestroError, OSError, SafetensorError) as error:
+        sys.exit(f"export: {error}")
     print(f"{args.folder}: held-out loss {result.loss:.4f}, perplexity {result.perplexity:.3f}")
 
 

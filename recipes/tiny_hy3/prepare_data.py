@@ -13,6 +13,7 @@ import json
 import platform
 import random
 import shutil
+import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from moestro.errors import MoestroError
 from moestro.weights.source import resolve_model
 
 SPECIAL = ("<|pad|>", "<|bos|>", "<|eos|>")
@@ -173,5 +175,13 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def main() -> None:
+    args = parse_args()
+    try:
+        prepare(args)
+    except (MoestroError, OSError) as error:
+        sys.exit(f"prepare_data: {error}")
+
+
 if __name__ == "__main__":
-    prepare(parse_args())
+    main()

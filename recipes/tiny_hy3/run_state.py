@@ -1,5 +1,6 @@
 """A run's state on disk: one file, replaced whole, so a kill at any moment leaves a good one."""
 
+import io
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +14,11 @@ _FILE = "state.pt"
 def save_state(run: Path, state: Mapping[str, Any]) -> None:
     """Write the state beside the old one and swap. Raises OSError (disk full) with the old kept."""
     partial = run / f"{_FILE}.partial"
+    data = io.BytesIO()  # torch.save hides what goes wrong with a file
+    torch.save(dict(state), data)
     try:
         with partial.open("wb") as file:
-            torch.save(dict(state), file)
+            file.write(data.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         partial.replace(run / _FILE)

@@ -232,6 +232,15 @@ def test_failed_save_keeps_the_old_state(tmp_path: Path, monkeypatch: pytest.Mon
     assert [p.name for p in tmp_path.iterdir()] == ["state.pt"]
 
 
+def test_a_full_disk_keeps_the_old_state(tmp_path: Path) -> None:
+    save_state(tmp_path, {"step": 1})
+    (tmp_path / "state.pt.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        save_state(tmp_path, {"step": 2, "weights": torch.zeros(100_000)})
+    assert load_state(tmp_path) == {"step": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["state.pt"]
+
+
 def test_training_model_is_the_serving_model_of_the_bundled_weights() -> None:
     """Every parameter the engine has, under the same name and shape."""
     folder = resolve_model("tiny-hy3")
