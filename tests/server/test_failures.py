@@ -1,6 +1,7 @@
 """What goes wrong after a request was accepted: engine failures, bugs, clients that leave."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -208,3 +209,57 @@ def test_chat_stream_failure_is_an_event() -> None:
     body = {"messages": [USER], "stream": True}
     response = post(make_context(FakeEngine(fail_after=1)), "/v1/chat/completions", body)
     assert events_of(response.text)[-2]["error"]["type"] == "InternalServerError"
+
+
+SHUT = {
+    "error": {
+        "message": "The server is shutting down.",
+        "type": "ServiceUnavailableError",
+        "param": None,
+        "code": 503,
+    }
+}
+
+
+@pytest.mark.parametrize("stream", [b"true", b"false"])
+@pytest.mark.parametrize("prompt", [b'"abc"', b'["abc", "x"]'])
+def test_a_stop_before_the_first_token_is_a_503(stream: bytes, prompt: bytes) -> None:
+    async def scenario() -> None:
+        engine = FakeEngine(gate=asyncio.Event())
+        body = b'{"prompt": %s, "max_tokens": 9, "stream": %s}' % (prompt, stream)
+        visitor = Visitor(make_context(engine), body)
+        task = asyncio.create_task(visitor.run())
+        while len(engine.calls) < prompt.count(b'"') // 2:
+            await asyncio.sleep(0)
+        visitor.app.state.calls.stop()
+        await task
+        assert visitor.sent[0]["status"] == 503
+        assert json.loads(visitor.sent[1]["body"]) == SHUT
+        assert all(c.aborted for c in engine.calls)
+
+        late = Visitor(make_context(engine), body)
+        late.app.state.calls.stop()
+        await late.run()
+        assert late.sent[0]["status"] == 503
+
+    asyncio.run(scenario())
+
+
+def test_a_stop_in_a_stream_is_an_error_event() -> None:
+    async def scenario() -> None:
+        engine = FakeEngine()
+        visitor = Visitor(make_context(engine), STREAM)
+
+        async def after_three(message: Message) -> None:
+            if len(visitor.sent) == 4:
+                engine.gate = asyncio.Event()
+                visitor.app.state.calls.stop()
+
+        await visitor.run(after_three)
+        last = visitor.sent[-1]
+        assert last["more_body"] is False
+        assert events_of(last["body"].decode()) == [SHUT, "[DONE]"]
+        assert all(m["more_body"] for m in visitor.sent[1:-1])
+        assert engine.calls[0].aborted
+
+    asyncio.run(scenario())

@@ -200,31 +200,64 @@ def test_sigterm_finishes_what_runs_and_then_ends() -> None:
 ENDLESS = {"prompt": PROMPT, "max_tokens": 7000, "ignore_eos": True, "stream": True}
 
 
+CUT_SHORT = {
+    "error": {
+        "message": "The server is shutting down.",
+        "type": "ServiceUnavailableError",
+        "param": None,
+        "code": 503,
+    }
+}
+
+
+def cut_stream(server: LiveServer, *signals: signal.Signals) -> list[str]:
+    """The events of an endless stream whose server is told to stop after the first one."""
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS) as response:
+        lines = response.iter_lines()
+        next(lines)
+        send_signals(server, *signals)
+        return [line for line in lines if line]
+
+
+def send_signals(server: LiveServer, *signals: signal.Signals) -> None:
+    """Half a second apart: the kernel merges equal signals that nobody has seen yet."""
+    for delay, number in enumerate(signals):
+        threading.Timer(0.5 * delay, server.signal, [number]).start()
+
+
 @pytest.mark.parametrize("seconds", ["0", "1"])
-def test_what_does_not_finish_in_time_is_aborted(seconds: str) -> None:
+def test_a_stream_that_does_not_finish_in_time_ends_with_an_error(seconds: str) -> None:
     with live_server("--shutdown-timeout", seconds) as server:
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS) as response:
-            lines = response.iter_lines()
-            next(lines)
-            server.signal(signal.SIGTERM)
-            events = [line for line in lines if line]
+        events = cut_stream(server, signal.SIGTERM)
         assert events[-1] == "data: [DONE]"
-        assert json.loads(events[-2][6:])["choices"][0]["finish_reason"] == "abort"
+        assert json.loads(events[-2][6:]) == CUT_SHORT
         assert server.wait() == 0
         assert not any("Traceback" in line for line in server.log)
 
 
-def test_a_second_signal_cuts_what_runs() -> None:
+def test_a_second_signal_cuts_a_stream() -> None:
     with live_server("--shutdown-timeout", "100") as server:
-        with httpx.stream("POST", f"{server.url}/v1/completions", json=ENDLESS) as response:
-            lines = response.iter_lines()
-            next(lines)
-            server.signal(signal.SIGINT)
-            threading.Timer(0.5, server.signal, [signal.SIGINT]).start()
-            with pytest.raises(httpx.HTTPError):
-                for _ in lines:
-                    pass
+        events = cut_stream(server, signal.SIGINT, signal.SIGINT)
+        assert events[-1] == "data: [DONE]"
+        assert json.loads(events[-2][6:]) == CUT_SHORT
         assert server.wait() == 1
+        assert not any("Traceback" in line for line in server.log)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "signals", "code"),
+    [("0", [signal.SIGTERM], 0), ("100", [signal.SIGTERM, signal.SIGTERM], 1)],
+)
+def test_a_whole_answer_that_is_cut_short_is_a_503(
+    seconds: str, signals: list[signal.Signals], code: int
+) -> None:
+    with live_server("--shutdown-timeout", seconds) as server:
+        threading.Timer(1.0, send_signals, [server, *signals]).start()
+        body = ENDLESS | {"stream": False}
+        response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        assert response.status_code == 503
+        assert response.json() == CUT_SHORT
+        assert server.wait() == code
         assert not any("Traceback" in line for line in server.log)
 
 

@@ -27,6 +27,7 @@ from moestro.server.openai.chat import create_chat_completion
 from moestro.server.openai.chat_protocol import ChatCompletion, ChatCompletionRequest
 from moestro.server.openai.completion_protocol import Completion, CompletionRequest
 from moestro.server.openai.completions import create_completion
+from moestro.server.running_calls import RunningCalls
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
@@ -45,6 +46,7 @@ def create_app(context: ServerContext, lifespan: Lifespan | None = None) -> Fast
         redoc_url=None,
     )
     app.state.context = context
+    app.state.calls = RunningCalls(context.metrics.observe_disconnect)
     _add_routes(app)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(ApiError, on_api_error)

@@ -30,6 +30,7 @@ CLIENT_CLOSED_REQUEST = 499
 BAD_REQUEST = "BadRequestError"
 NOT_FOUND = "NotFoundError"
 INTERNAL = "InternalServerError"
+UNAVAILABLE = "ServiceUnavailableError"
 
 
 class ApiError(Exception):

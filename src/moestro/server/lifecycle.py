@@ -13,18 +13,22 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from moestro.server.running_calls import RunningCalls
+
 logger = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _TELL_TIMEOUT_S = 5
 """For clients to read that they were aborted; who reads too slowly is cut off."""
+_LAST_WORDS_TIMEOUT_S = 1.0
+"""The same after a second signal."""
 
 
 class DrainingServer(uvicorn.Server):
     """Ends in two stages: the first signal drains, the second stops at once.
 
     Draining: no new connections, running requests finish. What still runs after
-    `shutdown_timeout_s` is aborted by `abort`, so that each client is told how its answer ended.
+    `shutdown_timeout_s` is aborted by `abort`, which tells each client that its answer is cut.
     Unlike its parent it does not raise the signal again when it is done: having been asked to
     stop is no failure. on_started: called once signals are handled and connections taken.
     """
@@ -91,7 +95,16 @@ async def run_app(
     on_started: Callable[[], None],
     abort: Callable[[], Awaitable[None]],
 ) -> bool:
-    """Serve until a signal. True when everything was drained, False when it was cut short."""
+    """Serve until a signal. True unless a second one cut it short.
+
+    abort: ends the engine's work, once the clients of it have been told.
+    """
+    calls: RunningCalls = app.state.calls
+
+    async def tell_and_abort() -> None:
+        calls.stop()
+        await abort()
+
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -101,13 +114,14 @@ async def run_app(
         lifespan="off",
         timeout_graceful_shutdown=math.ceil(shutdown_timeout_s) + _TELL_TIMEOUT_S,
     )
-    server = DrainingServer(config, shutdown_timeout_s, on_started, abort)
+    server = DrainingServer(config, shutdown_timeout_s, on_started, tell_and_abort)
     errors = logging.getLogger("uvicorn.error")
     errors.addFilter(_is_no_cancellation)
     try:
         await server.serve(sockets=[sock])
         if server.force_exit:
-            await _cancel_rest()
+            calls.stop()
+            await _end_rest()
     finally:
         errors.removeFilter(_is_no_cancellation)
     return not server.force_exit
@@ -118,10 +132,13 @@ def _is_no_cancellation(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
-async def _cancel_rest() -> None:
-    """End the tasks of requests that were still running, so that each aborts what it asked for."""
+async def _end_rest() -> None:
+    """Let calls that were stopped write their last words, then end what did not get to it."""
     own = asyncio.current_task()
-    rest = [task for task in asyncio.all_tasks() if task is not own]
+    rest = {task for task in asyncio.all_tasks() if task is not own}
+    if rest:
+        _, rest = await asyncio.wait(rest, timeout=_LAST_WORDS_TIMEOUT_S)
     for task in rest:
         task.cancel()
-    await asyncio.wait(rest, timeout=1.0) if rest else None
+    if rest:
+        await asyncio.wait(rest, timeout=_LAST_WORDS_TIMEOUT_S)

@@ -37,7 +37,7 @@ async def create_chat_completion(request: Request) -> Response:
     body = await parse_body(request, ChatCompletionRequest, RULES, context.max_body_bytes)
     # in a thread: a template may take seconds, and every other stream would wait for it
     call = await asyncio.to_thread(_Call.of, context, body, request.scope.get("request_id"))
-    return await respond(request, call, bool(body.stream), context.metrics.observe_disconnect)
+    return await respond(request, call, bool(body.stream))
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ async def create_completion(request: Request) -> Response:
     context: ServerContext = request.app.state.context
     body = await parse_body(request, CompletionRequest, RULES, context.max_body_bytes)
     call = _Call.of(context, body, request.scope.get("request_id"))
-    return await respond(request, call, bool(body.stream), context.metrics.observe_disconnect)
+    return await respond(request, call, bool(body.stream))
 
 
 @dataclass(slots=True)
