@@ -49,11 +49,8 @@ SPEC = ModelSpec(
     rope=RopeSpec(theta=1e4),
     max_position_embeddings=1 << 20,
     tie_word_embeddings=True,
-    lm_head_fp32=True,
     dtype="float32",
-    bos_token_id=None,
     eos_token_ids=(),
-    pad_token_id=None,
 )
 
 

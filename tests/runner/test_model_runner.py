@@ -33,11 +33,8 @@ QWEN = ModelSpec(
     rope=RopeSpec(theta=1e4),
     max_position_embeddings=256,
     tie_word_embeddings=False,
-    lm_head_fp32=True,
     dtype="float32",
-    bos_token_id=None,
     eos_token_ids=(),
-    pad_token_id=None,
 )
 HY3 = replace(
     QWEN,

@@ -44,11 +44,8 @@ def tiny_spec(model_type: str = "hy_v3", **changes: object) -> ModelSpec:
         "rope": RopeSpec(theta=10000.0),
         "max_position_embeddings": 64,
         "tie_word_embeddings": False,
-        "lm_head_fp32": hy,
         "dtype": "float32",
-        "bos_token_id": 1,
         "eos_token_ids": (2,),
-        "pad_token_id": 0,
     }
     return ModelSpec(**{**values, **changes})  # type: ignore[arg-type]
 

@@ -27,9 +27,7 @@ class CommonKeys:
     max_position_embeddings: int
     tie_word_embeddings: bool
     dtype: str
-    bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    pad_token_id: int | None
 
     def as_fields(self) -> dict[str, Any]:
         """Keyword arguments for ModelSpec."""
@@ -53,6 +51,7 @@ def read_common(config: ConfigReader, head_dim: int) -> CommonKeys:
     _check_attention_is_full(config)
     trained_length = config.integer("max_position_embeddings")
     rope = read_rope(config, trained_length)
+    _check_unused_tokens(config, vocab_size)
     return CommonKeys(
         vocab_size=vocab_size,
         hidden_size=config.integer("hidden_size"),
@@ -65,16 +64,15 @@ def read_common(config: ConfigReader, head_dim: int) -> CommonKeys:
         max_position_embeddings=_usable_length(trained_length, rope),
         tie_word_embeddings=config.boolean("tie_word_embeddings", False),
         dtype=_read_dtype(config),
-        bos_token_id=config.token_id("bos_token_id", vocab_size),
         eos_token_ids=config.token_ids("eos_token_id", vocab_size),
-        pad_token_id=_read_pad(config, vocab_size),
     )
 
 
-def _read_pad(config: ConfigReader, vocab_size: int) -> int | None:
-    """The padding token; some writers spell "none" as -1."""
-    key = "pad_token_id"
-    return None if config.value(key) == -1 else config.token_id(key, vocab_size)
+def _check_unused_tokens(config: ConfigReader, vocab_size: int) -> None:
+    """The tokenizer says which tokens open and pad; ids beyond the table are wrong all the same."""
+    config.token_id("bos_token_id", vocab_size)
+    if config.value("pad_token_id") != -1:  # how some writers spell "none"
+        config.token_id("pad_token_id", vocab_size)
 
 
 def _check_attention_is_full(config: ConfigReader) -> None:

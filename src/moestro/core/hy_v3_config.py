@@ -25,7 +25,8 @@ def read_hy_v3(config: ConfigReader) -> ModelSpec:
     config.require("qk_norm", True, "query and key heads are normalised")
     for key in ("n_group", "topk_group"):
         config.require(key, 1, "experts are chosen without groups")
-    # softmax, KV and router run in fp32 whatever these hints say
+    # logits, softmax and router are fp32 whatever these hints say
+    config.boolean("enable_lm_head_fp32", True)
     config.boolean("enable_attention_fp32_softmax", False)
     return ModelSpec(
         model_type="hy_v3",
@@ -33,7 +34,6 @@ def read_hy_v3(config: ConfigReader) -> ModelSpec:
         moe=_read_moe(config),
         moe_layers=_read_moe_layers(config, common.num_hidden_layers),
         num_mtp_layers=config.integer("num_nextn_predict_layers", 0, low=0, high=MAX_MTP_LAYERS),
-        lm_head_fp32=config.boolean("enable_lm_head_fp32", True),
         **common.as_fields(),
     )
 

@@ -69,11 +69,8 @@ class ModelSpec:
     rope: RopeSpec
     max_position_embeddings: int
     tie_word_embeddings: bool
-    lm_head_fp32: bool
     dtype: str
-    bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
-    pad_token_id: int | None
 
     @property
     def num_attention_parameters(self) -> int:

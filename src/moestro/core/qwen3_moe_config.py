@@ -26,7 +26,6 @@ def read_qwen3_moe(config: ConfigReader) -> ModelSpec:
         moe=_read_moe(config, num_experts) if any(moe_layers) else None,
         moe_layers=moe_layers,
         num_mtp_layers=0,
-        lm_head_fp32=False,
         **common.as_fields(),
     )
 
