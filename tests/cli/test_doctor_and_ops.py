@@ -105,4 +105,7 @@ def test_ops_name_their_bodies(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(op["bodies"] for op in served.values())
     assert {"device", "body", "conditional", "invariant"} == set(served["rms_norm"]["bodies"][0])
     assert main(["ops"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == len(served)
+    table, _, legend = capsys.readouterr().out.partition("\n\n")
+    assert len(table.splitlines()) == len(served)
+    assert ("? serves" in legend) == ("?" in table)
+    assert ("~ may give" in legend) == ("~" in table)

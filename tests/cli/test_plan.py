@@ -49,6 +49,7 @@ def test_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "tiny-hy3: bfloat16 on cpu" in out
     assert "11,029,952 parameters" in out
+    assert "2,135,440 more for MTP" in out
 
 
 def test_what_does_not_fit_is_an_error_that_says_what_would(

@@ -11,7 +11,7 @@ from moestro.cli.sampling_flags import (
 )
 from moestro.config import add_engine_flags, engine_config_from_args
 from moestro.core.sampling_params import SamplingParams, sampling_field_names
-from moestro.errors import ConfigError
+from moestro.errors import ConfigError, RequestError
 
 
 def overrides(*argv: str) -> dict[str, object]:
@@ -105,3 +105,20 @@ def test_flags_that_a_command_can_not_honour_are_refused() -> None:
         refuse_without_effect({"n": 2}, SamplingParams(), reasons)
     with pytest.raises(ConfigError, match="--logprobs"):
         refuse_without_effect({"logprobs": 0}, SamplingParams(), reasons)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--max-tokens", "0"),
+        ("--top-p", "2"),
+        ("--min-tokens", "9", "--max-tokens", "8"),
+    ],
+)
+def test_values_out_of_range_are_refused_at_once(argv: tuple[str, ...]) -> None:
+    with pytest.raises(RequestError):
+        overrides(*argv)
+
+
+def test_min_tokens_alone_waits_for_the_checkpoints_max_tokens() -> None:
+    assert overrides("--min-tokens", "300") == {"min_tokens": 300}

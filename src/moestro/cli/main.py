@@ -13,6 +13,7 @@ from typing import NoReturn
 from moestro import envs
 from moestro.cli import bench, chat, doctor, generate, ops, plan, serve
 from moestro.cli.console import write_text
+from moestro.cli.parser import Parser
 from moestro.cli.standard_streams import open_missing_streams
 from moestro.errors import ConfigError, MoestroError, RequestError
 
@@ -31,7 +32,7 @@ DESCRIPTION = (
 
 def build_parser() -> argparse.ArgumentParser:
     """All subcommands and flags."""
-    parser = argparse.ArgumentParser(prog="moestro", description=DESCRIPTION)
+    parser = Parser(prog="moestro", description=DESCRIPTION)
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in SUBCOMMANDS:

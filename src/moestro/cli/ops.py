@@ -8,9 +8,13 @@ from moestro.cli.console import add_common_flags, aligned, print_json, start_log
 HELP = "which kernel serves which op on this machine"
 DESCRIPTION = (
     "The ops of the models, and the bodies that serve them on this machine, in the order tried. "
-    "A body marked ? serves the calls its predicate takes; one marked ~ does not keep the promise "
-    "of the same bits whatever else is in the batch."
+    "A body marked ? serves the calls its predicate takes; a call that no body takes is refused. "
+    "One marked ~ does not keep the promise of the same bits whatever else is in the batch."
 )
+_LEGEND = {
+    "?": "? serves the calls its predicate takes, a call that no body takes is refused",
+    "~": "~ may give other bits when other requests share the batch",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +31,9 @@ def run(args: argparse.Namespace) -> int:
         print_json(served)
     else:
         rows = [(op["op"], ", ".join(map(_label, op["bodies"])) or "-") for op in served]
-        write_text("\n".join(aligned(rows)) + "\n")
+        labels = "".join(label for _, label in rows)
+        legend = [text for mark, text in _LEGEND.items() if mark in labels]
+        write_text("\n".join([*aligned(rows), "", *legend]).rstrip() + "\n")
     return 0
 
 

@@ -49,5 +49,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     lines = fit_lines(report) if args.fit else plan_lines(report.plan)
     counts = f"{spec.num_parameters:,} parameters, {spec.num_active_parameters:,} active"
+    if spec.num_mtp_parameters:
+        counts += f"; {spec.num_mtp_parameters:,} more for MTP"
     write_text("\n".join([lines[0], counts, *lines[1:]]) + "\n")
     return 0

@@ -40,13 +40,18 @@ def add_sampling_flags(parser: argparse.ArgumentParser, defaults: Mapping[str, s
 
 
 def sampling_overrides_from_args(args: argparse.Namespace) -> dict[str, Any]:
-    """Keywords for SamplingParams from the flags that were given. Raises ConfigError."""
+    """Keywords for SamplingParams from the flags that were given.
+
+    Raises ConfigError for text that is no value, RequestError for a value out of range: now,
+    before a model is read.
+    """
     given = vars(args)
     overrides: dict[str, Any] = {}
     for name in sampling_field_names():
         key = name if name == _SHARED else _PREFIX + name
         if key in given:
             overrides[name] = _typed(name, given[key])
+    SamplingParams(**{"max_tokens": None, **overrides})
     return overrides
 
 

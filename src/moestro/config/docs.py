@@ -18,6 +18,15 @@ An option of the engine is a keyword of `LLM(...)`, a key of the YAML file given
 and, with dashes for underscores, a flag; flags win over the file. Switches also have a `--no-`
 form. Counts may end in k, m, g (thousands) or K, M, G (1024s); sizes may end in MB, GB, MiB, GiB
 and so on. An option whose feature this version lacks is accepted at its default only.
+
+```yaml
+model: tiny-hy3
+max_model_len: 4096
+kv_cache_memory_bytes: 512MiB
+enable_prefix_caching: false
+```
+
+Sampling values (`temperature`, `max_tokens` and so on) belong to a request, not into this file.
 """
 
 
