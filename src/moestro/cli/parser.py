@@ -14,9 +14,9 @@ from moestro.errors import ConfigError, shown
 class Parser(argparse.ArgumentParser):
     """Raises ConfigError for arguments that nothing takes; subcommands inherit the class."""
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
         """The namespace and an empty list."""
-        namespace, unknown = super().parse_known_args(args, namespace)
+        namespace, unknown = super().parse_known_args(*args, **kwargs)
         if unknown:
             raise ConfigError(self._refusal(unknown))
         return namespace, unknown
