@@ -1,6 +1,7 @@
 """What a CPU is said to have: limits applied, and honest numbers when files are missing."""
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,17 @@ def test_with_a_cgroup(root: Path) -> None:
     assert found.num_threads == 3
     (group / "cpu.max").write_text("20000 100000\n")
     assert probe_cpu(root=root).num_threads == 1
+
+
+def test_a_limit_on_the_address_space(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (10**9, 2 * 10**9))
+    (root / "proc/self/statm").write_text("1000 500 100 1 0 100 0\n")
+    used = 1000 * resource.getpagesize()
+    assert probe_cpu(root=root).available_bytes == 10**9 - used
+    (root / "proc/self/statm").write_text("999999999 500 100 1 0 100 0\n")
+    assert probe_cpu(root=root).available_bytes == 0
+    (root / "proc/self/statm").unlink()
+    assert probe_cpu(root=root).available_bytes == 10**9
 
 
 def test_a_generous_cgroup_does_not_add_memory(root: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from moestro import LLM, SamplingParams
+from moestro.engine import build
 from moestro.errors import (
     CapacityError,
     CheckpointError,
@@ -124,6 +125,27 @@ def test_what_a_later_version_brings_is_refused_by_name(option: str, value: Any)
 def test_a_memory_that_is_too_small_says_what_fits() -> None:
     with pytest.raises(CapacityError, match=r"What fits: .*max_model_len"):
         LLM(max_model_len=8192, kv_cache_memory_bytes=5_000_000, num_threads=1)
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 4 bytes")]
+)
+def test_memory_that_the_system_refuses(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(build, "KVPool", refuse)
+    with pytest.raises(CapacityError, match=r"refused memory for tiny-hy3 .*kv_cache_memory"):
+        LLM(**SMALL)
+
+
+def test_other_errors_while_loading_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(build, "KVPool", fail)
+    with pytest.raises(RuntimeError, match="something else"):
+        LLM(**SMALL)
 
 
 def test_a_prompt_beyond_the_memory() -> None:

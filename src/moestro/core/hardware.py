@@ -26,8 +26,9 @@ def probe_cpu(isa: str = "unknown", *, root: Path = Path("/")) -> HardwareSpec:
     """The CPU and memory this process may use now; `root` stands for / in tests.
 
     num_threads: CPUs of the affinity mask, at most the cgroup's whole CPUs, at least 1.
-    available_bytes: the smaller of the system's free memory and what the cgroup leaves; where
-    the system tells no free memory it is taken to be all free.
+    available_bytes: the least of the system's free memory, what the cgroup leaves, and what is
+    left of the address space (ulimit -v); where the system tells no free memory it is taken to
+    be all free.
     """
     total, free = _memory(root / "proc/meminfo")
     limits = read_cgroup_limits(root)
@@ -35,6 +36,9 @@ def probe_cpu(isa: str = "unknown", *, root: Path = Path("/")) -> HardwareSpec:
         total = min(total, limits.memory_bytes)
     if limits.memory_left_bytes is not None:
         free = min(free, limits.memory_left_bytes)
+    addresses_left = _address_space_left(root)
+    if addresses_left is not None:
+        free = min(free, addresses_left)
     threads = num_cpus_in_affinity()
     if limits.cpus is not None:
         threads = min(threads, max(1, int(limits.cpus)))
@@ -65,6 +69,20 @@ def _memory(meminfo: Path) -> tuple[int, int]:
             sizes[name] = int(amount[0]) * 1024
     total = sizes.get("MemTotal") or _sysconf_memory()
     return total, sizes.get("MemAvailable", sizes.get("MemFree", total))
+
+
+def _address_space_left(root: Path) -> int | None:
+    """Bytes this process may still map; None without a limit."""
+    try:
+        import resource
+    except ImportError:  # not a Unix
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return None
+    mapped = " ".join(_lines(root / "proc/self/statm")).split()
+    used = int(mapped[0]) * resource.getpagesize() if mapped and mapped[0].isdigit() else 0
+    return max(0, limit - used)
 
 
 def _sysconf_memory() -> int:

@@ -19,10 +19,12 @@ from moestro.engine.built_engine import BuiltEngine
 from moestro.engine.engine import Engine
 from moestro.engine.input_processor import InputLimits, InputProcessor
 from moestro.engine.tokenizer import Tokenizer
+from moestro.errors import CapacityError
 from moestro.kvcache.manager import KVCacheManager
 from moestro.models.registry import build_model
 from moestro.planner.placement import make_plan
 from moestro.planner.report import plan_lines
+from moestro.planner.units import gigabytes
 from moestro.runner.kv_pool import KVPool
 from moestro.runner.model_runner import ModelRunner
 from moestro.scheduler import Scheduler, SchedulerLimits
@@ -125,9 +127,19 @@ def _make_processor(
 def _load_runner(
     plan: Plan, spec: ModelSpec, model_dir: Path, progress: Progress | None
 ) -> ModelRunner:
-    model = build_model(spec, getattr(torch, plan.dtype), num_mtp_layers=plan.num_mtp_layers)
-    load_weights(model, model_dir, progress)
-    kv_pool = KVPool(spec, plan.num_pages, plan.page_size, getattr(torch, plan.kv_cache_dtype))
-    return ModelRunner(
-        model, kv_pool, max_num_seqs=plan.max_num_seqs, max_model_len=plan.max_model_len
-    )
+    try:
+        model = build_model(spec, getattr(torch, plan.dtype), num_mtp_layers=plan.num_mtp_layers)
+        load_weights(model, model_dir, progress)
+        kv_pool = KVPool(spec, plan.num_pages, plan.page_size, getattr(torch, plan.kv_cache_dtype))
+        return ModelRunner(
+            model, kv_pool, max_num_seqs=plan.max_num_seqs, max_model_len=plan.max_model_len
+        )
+    except (MemoryError, RuntimeError) as error:
+        # torch raises a RuntimeError of its own for a refused allocation
+        if isinstance(error, RuntimeError) and "allocate" not in str(error):
+            raise
+        raise CapacityError(
+            f"The system refused memory for {plan.model} (weights {gigabytes(plan.weight_bytes)}, "
+            f"KV {gigabytes(plan.kv_cache_bytes)}): {error}. Is there a limit (ulimit -v)? Set "
+            "kv_cache_memory_bytes, max_num_seqs or max_model_len lower."
+        ) from error
