@@ -113,7 +113,7 @@ def write_tokenizer_files(tokenizer: Tokenizer, folder: Path, context: int) -> N
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
     generation: dict[str, object] = {"bos_token_id": _BOS, "eos_token_id": _EOS, "pad_token_id": 0}
-    generation |= {"do_sample": True, "temperature": 0.4, "top_p": 0.95}
+    generation |= {"do_sample": True, "temperature": 0.4, "top_p": 0.95, "repetition_penalty": 1.1}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
 
 

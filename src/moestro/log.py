@@ -6,6 +6,7 @@ from moestro import envs
 from moestro.errors import ConfigError, shown
 
 FORMAT = "%(levelname).1s %(asctime)s %(name)s: %(message)s"
+PLAIN = "%(message)s"
 TIME_FORMAT = "%H:%M:%S"
 ROOT = "moestro"
 
@@ -14,8 +15,10 @@ class _StderrHandler(logging.StreamHandler):
     """Marks the handler set up here, so that a second set-up replaces it."""
 
 
-def setup_logging(level: str | None = None) -> None:
+def setup_logging(level: str | None = None, *, plain: bool = False) -> None:
     """Show Moestro's log lines of `level` and above (None: MOESTRO_LOG_LEVEL) on stderr.
+
+    plain: the messages alone, for commands that a person watches.
 
     Only the `moestro` logger is touched: an application that embeds the engine keeps its own
     logging and need not call this. Calling again replaces level and stream. Raises ConfigError.
@@ -27,7 +30,7 @@ def setup_logging(level: str | None = None) -> None:
     for handler in [h for h in logger.handlers if isinstance(h, _StderrHandler)]:
         logger.removeHandler(handler)
     handler = _StderrHandler()
-    handler.setFormatter(logging.Formatter(FORMAT, TIME_FORMAT))
+    handler.setFormatter(logging.Formatter(PLAIN if plain else FORMAT, TIME_FORMAT))
     logger.addHandler(handler)
     logger.setLevel(name.upper())
     logger.propagate = False

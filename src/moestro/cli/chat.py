@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from moestro.cli.console import add_common_flags, note, start_logging, write_text
+from moestro.cli.outcome import raise_failed
 from moestro.cli.sampling_flags import (
     add_sampling_flags,
     refuse_without_effect,
@@ -13,7 +14,7 @@ from moestro.cli.sampling_flags import (
 )
 from moestro.config import add_engine_flags, engine_config_from_args
 from moestro.core.sampling_params import SamplingParams
-from moestro.errors import RequestError
+from moestro.errors import GenerationError, RequestError
 
 if TYPE_CHECKING:
     from moestro.cli.local_engine import LocalEngine
@@ -49,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     """Read, answer, repeat, until /exit or the end of input."""
     from moestro.cli.local_engine import LocalEngine
 
-    start_logging(args)
+    start_logging(args, plain=True)
     config = engine_config_from_args(args)
     overrides = sampling_overrides_from_args(args)
     refuse_without_effect(overrides, SamplingParams(), _NOT_IN_CHAT)
@@ -113,7 +114,8 @@ class Conversation:
         try:
             prompt = self.local.engine.chat_template.render([*opening, *self.messages])
             last = self.local.stream(prompt, self.params, writer.show, add_special_tokens=False)
-        except RequestError as error:
+            raise_failed([last] if last is not None else [])
+        except (RequestError, GenerationError) as error:
             del self.messages[before:]
             if not sys.stdin.isatty():
                 raise

@@ -31,11 +31,13 @@ def add_common_flags(
     )
 
 
-def start_logging(args: argparse.Namespace, level: str | None = None) -> None:
+def start_logging(
+    args: argparse.Namespace, level: str | None = None, *, plain: bool = False
+) -> None:
     """Logs to stderr at the level that the flags ask for. Raises ConfigError."""
     if level is None:
         level = getattr(args, "log_level", None)
-    setup_logging("debug" if args.debug else level)
+    setup_logging("debug" if args.debug else level, plain=plain and not args.debug)
 
 
 def print_json(value: object) -> None:

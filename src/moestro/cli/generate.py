@@ -13,6 +13,7 @@ from moestro.cli.sampling_flags import (
     refuse_without_effect,
     sampling_overrides_from_args,
 )
+from moestro.cli.outcome import raise_failed
 from moestro.config import EngineConfig, add_engine_flags, engine_config_from_args
 from moestro.core.sampling_params import SamplingParams
 from moestro.errors import ConfigError
@@ -57,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Complete the prompts."""
-    start_logging(args)
+    start_logging(args, plain=True)
     config = engine_config_from_args(args)
     overrides = sampling_overrides_from_args(args)
     if not args.json:
@@ -71,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         print_json(outputs[0] if len(outputs) == 1 else outputs)
     else:
         _write(outputs)
+    raise_failed(outputs)
     return 0
 
 
@@ -115,17 +117,18 @@ def _stream(config: EngineConfig, prompt: str, overrides: dict[str, object]) -> 
         engine = local.engine
         params = _params(engine.default_params, engine.default_max_tokens, overrides)
         started = time.perf_counter()
-        first: list[float] = []
+        first: list[tuple[float, int]] = []  # when the first tokens came, and how many
 
         def on_output(output: "RequestOutput") -> None:
             if not first:
-                first.append(time.perf_counter() - started)
+                first.append((time.perf_counter() - started, _num_generated([output])))
             writer.show(output)
 
         writer = TextWriter()
         last = local.stream(prompt, params, on_output)
         if last is not None:
             _tell_stats([last], time.perf_counter() - started, first[0])
+            raise_failed([last])
 
 
 def _complete(
@@ -153,14 +156,20 @@ def _write(outputs: "Sequence[RequestOutput]") -> None:
 
 
 def _tell_stats(
-    outputs: "Sequence[RequestOutput]", seconds: float, first_s: float | None = None
+    outputs: "Sequence[RequestOutput]", seconds: float, first: tuple[float, int] | None = None
 ) -> None:
+    """first: seconds until the first tokens, and how many came with them."""
     prompt = sum(len(o.prompt_token_ids) for o in outputs)
-    generated = sum(len(s.token_ids) for o in outputs for s in o.outputs)
+    generated = _num_generated(outputs)
     text = f"{prompt} prompt tokens, {generated} generated in {seconds:.2f} s"
-    if first_s is not None and generated > 1 and seconds > first_s:
-        speed = (generated - 1) / (seconds - first_s)
+    first_s, num_first = first or (seconds, generated)
+    if generated > num_first and seconds > first_s:
+        speed = (generated - num_first) / (seconds - first_s)
         text += f" (first after {first_s * 1e3:.0f} ms, then {speed:.1f} tokens/s)"
     elif seconds > 0:
         text += f" ({generated / seconds:.1f} tokens/s)"
     note(text)
+
+
+def _num_generated(outputs: "Sequence[RequestOutput]") -> int:
+    return sum(len(s.token_ids) for o in outputs for s in o.outputs)
