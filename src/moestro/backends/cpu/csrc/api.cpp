@@ -180,9 +180,9 @@ MOESTRO_API int32_t moestro_linear(const void* x, const void* weight, void* out,
     if (!known(out_dtype)) return fail(kBadDtype, "unknown dtype code");
     if (in_features < 1) return fail(kBadShape, "in_features is %lld", (ll)in_features);
     if (num_tokens == 0 || out_features == 0) return kOk;
-    kernels().linear(
+    const Status status = kernels().linear(
         {x, weight, out, num_tokens, in_features, out_features, x_dtype, weight_dtype, out_dtype});
-    return kOk;
+    return status == kNoMemory ? fail(status, "no memory for the product's scratch") : status;
 }
 
 MOESTRO_API int32_t moestro_moe_gating_top_k(const float* logits, const float* bias,
