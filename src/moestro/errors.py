@@ -31,6 +31,10 @@ class RequestError(MoestroError):
         self.param = param
 
 
+class GenerationError(MoestroError):
+    """A sequence could not be generated to its end; the engine lives."""
+
+
 class EngineDeadError(MoestroError):
     """The engine loop has stopped; the cause is chained."""
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moestro.cli.console import add_common_flags, note, print_json, start_logging, write_text
+from moestro.cli.outcome import raise_failed
 from moestro.cli.sampling_flags import (
     add_sampling_flags,
     refuse_without_effect,
     sampling_overrides_from_args,
 )
-from moestro.cli.outcome import raise_failed
 from moestro.config import EngineConfig, add_engine_flags, engine_config_from_args
 from moestro.core.sampling_params import SamplingParams
 from moestro.errors import ConfigError

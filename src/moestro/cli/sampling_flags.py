@@ -106,7 +106,7 @@ def _number(flag: str, text: str, kind: Callable[[str], Any], what: str) -> Any:
 def _biases(flag: str, text: str) -> dict[int, float]:
     try:
         return {int(token): float(bias) for token, bias in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ConfigError(
             f"{flag} must be a JSON object of token ids to numbers, such as '{{\"5\": -1.5}}', "
             f"got {shown(text)}."

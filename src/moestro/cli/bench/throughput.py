@@ -19,8 +19,9 @@ from moestro.cli.sampling_flags import (
     sampling_overrides_from_args,
 )
 from moestro.config import EngineConfig, add_engine_flags, engine_config_from_args
+from moestro.core.messages import StepReport
 from moestro.core.sampling_params import SamplingParams
-from moestro.errors import CapacityError, ConfigError
+from moestro.errors import CapacityError, ConfigError, GenerationError
 
 if TYPE_CHECKING:
     from moestro.core.plan import Plan
@@ -187,6 +188,7 @@ def run_once(
         step_started = time.perf_counter()
         report = engine.step()
         now = time.perf_counter()
+        _check_failed(report)
         gained = {d.request_id for d in report.deltas if d.token_ids}
         if times is not None and len(gained) == load.batch_size:
             times.decode_steps_s.append(now - step_started)
@@ -195,6 +197,13 @@ def run_once(
             times = RunTimes(now - started)
     assert times is not None
     return times
+
+
+def _check_failed(report: StepReport) -> None:
+    """A batch without one of its sequences would measure something else."""
+    for delta in report.deltas:
+        if delta.error is not None:
+            raise GenerationError(f"The batch can't be run to its end: {delta.error}")
 
 
 def _build(config: EngineConfig) -> "BuiltEngine":
