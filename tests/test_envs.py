@@ -56,6 +56,13 @@ def test_bad_value_names_variable_value_and_choices(
         assert part in str(caught.value)
 
 
+def test_misspelt_variables_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert envs.unknown_names() == ()
+    monkeypatch.setenv("MOESTRO_CPU_LSA", "avx2")
+    monkeypatch.setenv("MOESTRO_CPU_ISA", "avx2")
+    assert envs.unknown_names() == ("MOESTRO_CPU_LSA",)
+
+
 def test_every_variable_is_declared_once_with_a_doc() -> None:
     names = [variable.name for variable in envs.ALL]
     assert len(set(names)) == len(names)

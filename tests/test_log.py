@@ -38,6 +38,14 @@ def test_level_from_the_environment(
     assert "deep" in capsys.readouterr().err
 
 
+def test_a_misspelt_variable_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MOESTRO_LOGLEVEL", "debug")
+    setup_logging()
+    assert "MOESTRO_LOGLEVEL is not known" in capsys.readouterr().err
+
+
 def test_unknown_level() -> None:
     with pytest.raises(ConfigError, match="chatty"):
         setup_logging("chatty")

@@ -73,6 +73,7 @@ def _optional_path(text: str) -> Path | None:
     return _path(text)
 
 
+PREFIX = "MOESTRO_"
 CPU_ISA_LEVELS = ("auto", "portable", "avx2", "avx512", "amx", "reference")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -112,3 +113,9 @@ ALL: tuple[EnvVar[str] | EnvVar[Path] | EnvVar[Path | None], ...] = (
     CACHE_DIR,
     PEERS_PYTHON,
 )
+
+
+def unknown_names() -> tuple[str, ...]:
+    """Variables that are set, look like these and are none: misspelt, most likely."""
+    known = {variable.name for variable in ALL}
+    return tuple(sorted(n for n in os.environ if n.startswith(PREFIX) and n not in known))

@@ -34,3 +34,5 @@ def setup_logging(level: str | None = None, *, plain: bool = False) -> None:
     logger.addHandler(handler)
     logger.setLevel(name.upper())
     logger.propagate = False
+    for unknown in envs.unknown_names():
+        logger.warning("environment variable %s is not known and has no effect", unknown)

@@ -53,6 +53,14 @@ def test_variables_that_are_set(
     assert found["text"] == f"MOESTRO_CACHE_DIR={tmp_path}"
 
 
+def test_a_misspelt_variable_is_a_warning(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOESTRO_CACHEDIR", "/x")
+    found = findings(capsys, "--cache-dir", str(tmp_path))["environment"]
+    assert (found["state"], found["unknown"]) == ("warning", ["MOESTRO_CACHEDIR"])
+
+
 def test_reference_bodies_are_a_warning() -> None:
     done = moestro("doctor", env={"MOESTRO_CPU_ISA": "reference"})
     assert done.returncode == 0

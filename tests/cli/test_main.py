@@ -31,6 +31,29 @@ def failing_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main_module.ops, "run", run)
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ImportError("no torch"), "can't be loaded: no torch. moestro doctor"),
+        (MemoryError(), "out of memory (MemoryError()). moestro plan"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+            "out of memory (RuntimeError(",
+        ),
+        (RuntimeError("surprise"), "unexpected RuntimeError: surprise (a bug"),
+    ],
+)
+def test_what_nobody_foresaw(
+    error: Exception,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failing_with(error, monkeypatch)
+    assert main(["ops"]) == 1
+    assert told in capsys.readouterr().err
+
+
 def test_what_would_steer_the_terminal_is_escaped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

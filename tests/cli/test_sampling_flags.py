@@ -68,6 +68,8 @@ def test_max_tokens_none() -> None:
         ("--stop-token-ids", "1,x"),
         ("--logit-bias", "[1]"),
         ("--logit-bias", "{"),
+        ("--logit-bias", "[" * 100_000),
+        ("--logit-bias", '{"1": 1' + "0" * 400 + "}"),
         ("--logit-bias", '{"a": 1}'),
         ("--seed", "now"),
     ],

@@ -201,4 +201,8 @@ def _environment() -> Finding:
 
     values = {variable.name: str(variable.get()) for variable in envs.ALL}
     changed = [f"{v.name}={v.get()}" for v in envs.ALL if v.is_set]
+    unknown = envs.unknown_names()
+    if unknown:
+        text = f"not known, without effect: {', '.join(unknown)}"
+        return Finding("environment", WARNING, text, {**values, "unknown": list(unknown)})
     return Finding("environment", OK, ", ".join(changed) or "no MOESTRO_ variable is set", values)

@@ -77,9 +77,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         _discard_output()
         return _report(args, error, f"{error.strerror or error}{_of_file(error)}")
     except Exception as error:
-        text = f"unexpected {type(error).__name__}: {error} (a bug; --debug shows where)"
-        return _report(args, error, text)
+        return _report(args, error, _of_unforeseen(error))
     return code
+
+
+def _of_unforeseen(error: Exception) -> str:
+    """What to say of an exception that nothing below was prepared for."""
+    if isinstance(error, ImportError):
+        return f"a library can't be loaded: {error}. moestro doctor looks at the installation."
+    # torch raises a RuntimeError of its own
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return f"out of memory ({error!r}). moestro plan MODEL --fit says what fits."
+    return f"unexpected {type(error).__name__}: {error} (a bug; --debug shows where)"
 
 
 def _report(args: argparse.Namespace, error: Exception, message: str) -> int:
