@@ -91,6 +91,15 @@ def test_max_tokens_is_capped_by_the_context(asked: int | None, given: int) -> N
     assert request.max_tokens == given
 
 
+@pytest.mark.parametrize("name", ["request_id", "cache_salt"])
+def test_names_are_text(name: str) -> None:
+    """The scheduler would find out only when the request is in the engine, and end it."""
+    options: dict[str, Any] = {"request_id": "r", name: 5}
+    with pytest.raises(RequestError, match=f"{name} must be text, got 5") as error:
+        make().process("x", **options)
+    assert error.value.param == name
+
+
 def test_min_tokens_beyond_the_context_are_refused() -> None:
     params = SamplingParams(min_tokens=90, max_tokens=None)
     assert make().process([5] * 10, params, request_id="r").max_tokens == 90

@@ -104,6 +104,8 @@ class InputProcessor:
         text, token_ids = _split_prompt(prompt)
         self._check_params(params)
         self._check_priority(priority)
+        _check_text("request_id", request_id)
+        _check_text("cache_salt", cache_salt)
         if token_ids is None:
             # An empty text is refused even where a bos would make it one token.
             token_ids = self._tokenize(text, add_special_tokens) if text else []
@@ -287,6 +289,11 @@ def _splitmix64(state: int) -> int:
 
 
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")
+
+
+def _check_text(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise RequestError(f"{name} must be text, got {shown(value)}.", name)
 
 
 def _split_prompt(prompt: object) -> tuple[str | None, list[int] | None]:
