@@ -4,18 +4,14 @@ import logging
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 from moestro.cli.main import main as real_main
 
-SOURCE = Path(__file__).resolve().parents[2] / "src"
-
 
 def environment(**extra: str) -> dict[str, str]:
-    """The process's own, with one compute thread and this source tree first."""
-    path = os.pathsep.join(filter(None, (str(SOURCE), os.environ.get("PYTHONPATH"))))
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **extra}
+    """The process's own, so that the same moestro is found, with one compute thread."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", **extra}
 
 
 def moestro(

@@ -75,7 +75,7 @@ def test_no_extra_anonymous_memory(big_checkpoint: tuple[Path, int]) -> None:
     """The limit is the largest tensor plus 5%; the loader keeps to the 5% alone."""
     folder, largest = big_checkpoint
     root = Path(__file__).parents[2]
-    path = os.pathsep.join([str(root), str(root / "src"), *filter(None, sys.path)])
+    path = os.pathsep.join([str(root), *filter(None, sys.path)])
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(folder)],
         cwd=root,
