@@ -114,17 +114,16 @@ def _edit(
 
 def _bias(states: Sequence[SequenceState]) -> TokenBias | None:
     """logit_bias and the stop tokens that min_tokens still suppresses."""
-    biases: dict[tuple[int, int], float] = {}
-    for row, state in enumerate(states):
-        for token_id, value in state.params.logit_bias:
-            biases[row, token_id] = value
-        if state.num_output_tokens < state.params.min_tokens:
-            biases.update(((row, token_id), float("-inf")) for token_id in state.stop_token_ids)
-    if not biases:
+    given = [(row, *state.token_bias()) for row, state in enumerate(states)]
+    given = [entry for entry in given if len(entry[1])]
+    if not given:
         return None
-    rows, token_ids = torch.tensor(list(biases)).T.contiguous()
-    values = torch.tensor(list(biases.values()), dtype=torch.float32)
-    return TokenBias(rows, token_ids, values)
+    sizes = torch.tensor([len(token_ids) for _, token_ids, _ in given])
+    return TokenBias(
+        rows=torch.tensor([row for row, _, _ in given]).repeat_interleave(sizes),
+        token_ids=torch.from_numpy(np.concatenate([token_ids for _, token_ids, _ in given])),
+        values=torch.from_numpy(np.concatenate([values for _, _, values in given])),
+    )
 
 
 def _mask(masks: Sequence[bytes | None], vocab_size: int) -> TokenMask | None:

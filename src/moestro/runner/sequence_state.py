@@ -1,10 +1,14 @@
 """SequenceState: what the runner remembers of a sequence between steps."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from moestro.core.step import NewSequence
 from moestro.ops.noise import signed
 from moestro.runner.token_tally import TokenTally
+
+_NO_BIAS = (np.zeros(0, np.int64), np.zeros(0, np.float32))
 
 
 class SequenceState:
@@ -14,6 +18,8 @@ class SequenceState:
     """
 
     __slots__ = (
+        "_bias",
+        "_bias_holds_stops",
         "_tokens",
         "num_prompt_tokens",
         "num_tokens",
@@ -38,6 +44,8 @@ class SequenceState:
         self.prompt_logprobs_from = new.prompt_logprobs_from
         self.num_tokens = len(new.token_ids)
         self._tokens = np.array(new.token_ids, dtype=np.int64)
+        self._bias = _NO_BIAS
+        self._bias_holds_stops: bool | None = None
         self.tally: TokenTally | None = None
         if new.params.has_penalties:
             prompt, output = np.split(self._tokens, [new.num_prompt_tokens])
@@ -52,6 +60,21 @@ class SequenceState:
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
 
+    def token_bias(self) -> tuple[np.ndarray, np.ndarray]:
+        """What is added to logits of the next token: [N] int64 distinct ids, [N] fp32 values.
+
+        logit_bias, and -inf for the stop tokens that min_tokens holds back. Kept between steps: a
+        bias of the whole vocabulary costs as much to read as a step of a small batch.
+        """
+        holds_stops = self.num_output_tokens < self.params.min_tokens
+        if holds_stops is not self._bias_holds_stops:
+            self._bias_holds_stops = holds_stops
+            biases = dict(self.params.logit_bias)
+            if holds_stops:
+                biases.update(dict.fromkeys(self.stop_token_ids, float("-inf")))
+            self._bias = _as_arrays(biases) if biases else _NO_BIAS
+        return self._bias
+
     def append(self, token_id: int) -> None:
         """Remember a sampled token."""
         if self.num_tokens == len(self._tokens):
@@ -63,3 +86,10 @@ class SequenceState:
 
     def token_at(self, position: int) -> int:
         return self._tokens.item(position)
+
+
+def _as_arrays(biases: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
+    return (
+        np.fromiter(biases.keys(), np.int64, len(biases)),
+        np.fromiter(biases.values(), np.float32, len(biases)),
+    )
