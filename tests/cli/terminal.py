@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -34,8 +35,13 @@ def moestro(
 
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """`moestro ARGUMENTS`, left running, with stdout and stderr as pipes."""
+    """`moestro ARGUMENTS`, left running, with stdout and stderr as pipes.
+
+    It heeds SIGINT even where this process was started in the background and ignores it.
+    """
     options.setdefault("stdin", subprocess.DEVNULL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        options.setdefault("preexec_fn", lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     return subprocess.Popen(
         [sys.executable, "-m", "moestro", *arguments],
         stdout=subprocess.PIPE,
