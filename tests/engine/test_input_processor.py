@@ -1,6 +1,7 @@
 """Everything a client can get wrong is refused with the limit and the field."""
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -168,6 +169,16 @@ def test_a_prompt_beyond_the_kv_memory_names_it() -> None:
     assert param == "input_tokens"
     assert "KV cache memory holds 64 tokens" in message
     assert "kv_cache_memory_bytes" in message
+
+
+def test_millions_of_ids_are_refused_by_their_number() -> None:
+    class Unread(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("read one by one")
+
+    ids = Unread([5] * 1000)
+    for prompt in (ids, {"prompt_token_ids": ids}):
+        assert "1000 input tokens" in refused(prompt)[0]
 
 
 def test_ten_megabytes_are_refused_before_tokenising(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from moestro.core.sampling_params import SamplingParams
 from moestro.engine.detokenizer import Detokenizer
-from moestro.engine.tokenizer import Tokenizer
+from moestro.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from moestro.errors import CheckpointError, RequestError, UnsupportedError
 from moestro.weights.source import resolve_model
 
@@ -201,3 +202,31 @@ def test_the_length_bound_knows_normalisers(
 def test_apply_chat_template_needs_one() -> None:
     with pytest.raises(RequestError, match="chat template"):
         TOKENIZER.apply_chat_template([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize("text", ["ab \u20ac" * LONG_TEXT_CHARS, "x" * (LONG_TEXT_CHARS + 1)])
+def test_long_texts_are_encoded_alike(text: str) -> None:
+    for special in (True, False):
+        expected = TOKENIZER._backend.encode(text, add_special_tokens=special).ids
+        assert TOKENIZER.encode(text, special) == expected
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    """An event loop stood still for a second at 300 kB when Python's lock was held."""
+    turns, done = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal turns
+        while not done.wait(0.001):
+            turns += 1
+
+    other = threading.Thread(target=count, daemon=True)
+    other.start()
+    try:
+        before = turns
+        TOKENIZER.encode("ab " * 300_000)
+        during = turns - before
+    finally:
+        done.set()
+        other.join()
+    assert during >= 3

@@ -1,6 +1,7 @@
 """Everything a client can get wrong: a 400 in vLLM's envelope, never a 500, never a crash."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import openai.types.chat.completion_create_params as chat_params
@@ -190,10 +191,33 @@ def test_long_inputs_are_cut_and_many_errors_are_counted() -> None:
     context = make_context(FakeEngine())
     error = error_of(post(context, TEXT, {"prompt": "a", "max_tokens": "9" * 5000}))
     assert len(error["message"]) < 600
-    error = error_of(post(context, TEXT, {"prompt": "a", "stop_token_ids": ["x"] * 50}))
-    assert error["message"].startswith("50 validation errors:\n  {")
-    assert error["message"].endswith("...and 40 more errors")
-    assert error["param"] == "body.stop_token_ids.0"
+    numbers = ("n", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "min_tokens")
+    body = dict.fromkeys((*numbers, "presence_penalty", "echo", "stream", "logprobs"), "x")
+    error = error_of(post(context, TEXT, {"prompt": "a", **body}))
+    assert error["message"].startswith("12 validation errors:\n  {")
+    assert error["message"].endswith("...and 2 more errors")
+    assert error["param"] == "body.n"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (TEXT, {"prompt": [5, "a"] * 50_000}, "body.prompt"),
+        (TEXT, {"prompt": [[5], "a"] * 50_000}, "body.prompt"),
+        (TEXT, {"prompt": "a", "stop": [5] * 50_000}, "body.stop"),
+        (TEXT, {"prompt": "a", "stop_token_ids": ["x"] * 50_000}, "body.stop_token_ids.0"),
+        (TEXT, {"prompt": "a", "logit_bias": dict.fromkeys(map(str, range(9999)), "x")}, None),
+        (CHAT, {"messages": [5] * 50_000}, "body.messages.0"),
+        (CHAT, {"messages": [{"role": "user", "content": "a"}] * 20_000}, "body.messages"),
+        (CHAT, {"messages": [{"role": "user", "content": [5] * 50_000}]}, None),
+    ],
+)
+def test_a_long_list_is_read_to_its_first_mistake(path: str, body: Any, param: str | None) -> None:
+    """All mistakes of a body of megabytes take minutes, in which nobody else is served."""
+    context = replace(make_context(FakeEngine()), max_body_bytes=10_000_000)
+    error = error_of(post(context, path, body))
+    assert int(error["message"].split()[0]) <= 4  # one for each shape it might have had
+    assert param is None or error["param"] == param
 
 
 def test_unknown_fields_are_refused_by_name() -> None:

@@ -31,12 +31,11 @@ from moestro.engine.engine_loop import run_engine_loop
 from moestro.engine.input_processor import Prompt
 from moestro.engine.request_progress import RequestProgress
 from moestro.engine.request_stream import RequestStream, StreamHub
-from moestro.engine.tokenizer import Tokenizer
+from moestro.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from moestro.errors import EngineDeadError
 
 logger = logging.getLogger(__name__)
 
-_LONG_TEXT_CHARS = 8192  # tokenising more than this would hold up the event loop
 _JOIN_TIMEOUT_S = 60.0
 
 
@@ -147,7 +146,7 @@ class AsyncEngine:
                 strict_max_tokens=strict_max_tokens,
             )
 
-        is_long = _text_length(prompt) > _LONG_TEXT_CHARS
+        is_long = _text_length(prompt) > LONG_TEXT_CHARS
         request = await asyncio.to_thread(process) if is_long else process()
         stream = RequestStream(asyncio.get_running_loop())
         self._hub.open(request.request_id, stream)

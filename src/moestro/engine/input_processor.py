@@ -101,6 +101,7 @@ class InputProcessor:
         """
         number = self.next_submission() if submission is None else submission
         params = self.default_params if params is None else params
+        self._check_listed(prompt)
         text, token_ids = _split_prompt(prompt)
         self._check_params(params)
         self._check_priority(priority)
@@ -169,6 +170,12 @@ class InputProcessor:
                 "the tokenizer has %d tokens, the model %d: prompts with the others are refused",
                 *(self.tokenizer.vocab_size, size),
             )
+
+    def _check_listed(self, prompt: object) -> None:
+        """The length of a list of ids before anything is done with each of them."""
+        ids = prompt.get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
+        if isinstance(ids, list | tuple) and len(ids) > self.limits.context:
+            self._check_length(len(ids))
 
     def _check_known(self, token_ids: Sequence[int]) -> None:
         highest, size = max(token_ids, default=0), self.limits.vocab_size

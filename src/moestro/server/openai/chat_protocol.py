@@ -1,8 +1,8 @@
 """/v1/chat/completions: what a request and a response hold."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from moestro.chat.templates import check_template_kwargs
 from moestro.core.sampling_params import SamplingParams
@@ -14,8 +14,11 @@ from moestro.server.openai.fields import (
     TOOLS,
     ApiModel,
     GenerationRequest,
+    Listed,
 )
 from moestro.server.openai.usage import Usage
+
+MAX_MESSAGES = 16_384
 
 RULES = FieldRules(
     ignored=SDK_IGNORED,
@@ -43,10 +46,10 @@ class ChatMessage(ApiModel):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Listed[dict[str, Any]] | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Listed[dict[str, Any]] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: str | None = None
@@ -68,11 +71,11 @@ class ChatCompletionRequest(GenerationRequest):
     """Unset max_tokens is what the context leaves. tools reach the template only when none may
     be called (tool_choice none)."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Listed[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None

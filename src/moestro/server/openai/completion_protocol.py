@@ -1,12 +1,12 @@
 """/v1/completions: what a request and a response hold."""
 
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel
 
 from moestro.core.sampling_params import SamplingParams
 from moestro.server.body import FieldRules, Refused
-from moestro.server.openai.fields import COMMON_REFUSED, SDK_IGNORED, GenerationRequest
+from moestro.server.openai.fields import COMMON_REFUSED, SDK_IGNORED, GenerationRequest, Listed
 from moestro.server.openai.usage import Usage
 
 DEFAULT_MAX_TOKENS = 16
@@ -28,7 +28,7 @@ class CompletionRequest(GenerationRequest):
     `logprobs` is a number here; `echo` returns the prompt too.
     """
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Listed[str] | Listed[int] | Listed[Listed[int]]
     echo: bool | None = None
     logprobs: int | None = None
 
@@ -37,9 +37,9 @@ class CompletionRequest(GenerationRequest):
         given = self.prompt
         if isinstance(given, str):
             return [given]
-        if given and all(isinstance(item, int) for item in given):
-            return [[int(i) for i in given if isinstance(i, int)]]
-        return [item for item in given if isinstance(item, str | list)]
+        if given and isinstance(given[0], int):  # all are alike
+            return [given]
+        return cast(list[str | list[int]], given)
 
     def params(
         self, defaults: SamplingParams, default_max_tokens: int | None = None

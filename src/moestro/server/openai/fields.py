@@ -2,11 +2,12 @@
 
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from moestro.core.sampling_params import SamplingParams
+from moestro.errors import shown
 from moestro.server.body import Refused
 from moestro.server.errors import NOT_FOUND, ApiError
 
@@ -84,6 +85,21 @@ class ApiModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+T = TypeVar("T")
+Listed = Annotated[list[T], Field(fail_fast=True)]
+"""A list of a request. Its first wrong item is told: finding them all in megabytes of nonsense
+would hold up every other request for minutes."""
+
+
+def _check_biases(value: object) -> object:
+    """The first wrong one, for the same reason; a dict has no such switch."""
+    if isinstance(value, dict):
+        for token, bias in value.items():
+            if isinstance(bias, bool) or not isinstance(bias, int | float):
+                raise ValueError(f"the bias of token {shown(token)} must be a number")
+    return value
+
+
 class StreamOptions(ApiModel):
     """include_obfuscation is accepted for OpenAI's SDK and has no effect."""
 
@@ -105,15 +121,15 @@ class GenerationRequest(ApiModel):
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Listed[str] | None = None
+    stop_token_ids: Listed[int] | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], BeforeValidator(_check_biases)] | None = None
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     add_special_tokens: bool | None = None
@@ -153,9 +169,9 @@ class GenerationRequest(ApiModel):
 def check_model(name: str | None, served: tuple[str, ...]) -> None:
     """Raises ApiError (404) for a model this server does not have; no name means its model."""
     if name is not None and name not in served:
-        shown = name if len(name) <= 200 else name[:200] + "..."
+        cut = name if len(name) <= 200 else name[:200] + "..."
         raise ApiError(
-            f"The model `{shown}` does not exist.", status=404, kind=NOT_FOUND, param="model"
+            f"The model `{cut}` does not exist.", status=404, kind=NOT_FOUND, param="model"
         )
 
 
