@@ -1,6 +1,9 @@
 """Device: what the engine asks of a backend, beside the ops."""
 
+from collections.abc import Iterable
 from typing import Protocol
+
+import torch
 
 from moestro.core.hardware import HardwareSpec
 
@@ -24,3 +27,9 @@ class Device(Protocol):
 
     def set_num_threads(self, count: int) -> None:
         """Threads the kernels use from now on, at least 1. Changes speed, never bits."""
+
+    def prepare_weights(self, weights: Iterable[torch.Tensor]) -> None:
+        """Tell the device of weights that were allocated and not yet filled.
+
+        It may arrange their memory for speed; shapes, addresses and what they hold stay.
+        """

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from moestro.backends import load_backend
+from moestro.backends.base import Device
 from moestro.chat.templates import ChatTemplate
 from moestro.config import EngineConfig
 from moestro.core.generation_config import GenerationDefaults, load_generation_defaults
@@ -64,7 +65,7 @@ def build_engine(
     processor = _make_processor(config, model_dir, spec, plan, tokenizer)
     device.set_num_threads(plan.num_threads)
     torch.set_num_threads(plan.num_threads)
-    runner = _load_runner(plan, spec, model_dir, progress)
+    runner = _load_runner(device, plan, spec, model_dir, progress)
     scheduler = Scheduler(
         SchedulerLimits(plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len),
         KVCacheManager(plan.num_pages, plan.page_size, config.enable_prefix_caching),
@@ -125,10 +126,11 @@ def _make_processor(
 
 
 def _load_runner(
-    plan: Plan, spec: ModelSpec, model_dir: Path, progress: Progress | None
+    device: Device, plan: Plan, spec: ModelSpec, model_dir: Path, progress: Progress | None
 ) -> ModelRunner:
     try:
         model = build_model(spec, getattr(torch, plan.dtype), num_mtp_layers=plan.num_mtp_layers)
+        device.prepare_weights(model.parameters())
         load_weights(model, model_dir, progress)
         kv_pool = KVPool(spec, plan.num_pages, plan.page_size, getattr(torch, plan.kv_cache_dtype))
         return ModelRunner(

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tests.backends.cpu.levels import LEVELS
 
 from moestro.backends import load_backend
@@ -91,6 +92,37 @@ def test_find_library_takes_the_first_folder_that_has_one(tmp_path: Path) -> Non
     (tmp_path / "b" / library.FILE_NAME).touch()
     found = library.find_library([str(tmp_path / "a"), str(tmp_path / "b")])
     assert found == tmp_path / "b" / library.FILE_NAME
+
+
+@needs_library
+def test_prepared_weights_keep_what_they_hold() -> None:
+    weights = [torch.arange(9 * 2**20, dtype=torch.int32), torch.ones(3), torch.empty(0)]
+    expected = [w.clone() for w in weights]
+    load_backend("cpu").prepare_weights(weights)
+    assert all(torch.equal(w, e) for w, e in zip(weights, expected, strict=True))
+
+
+@needs_library
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
+def test_scratch_that_the_system_refuses_is_a_memory_error() -> None:
+    code = (
+        "import resource, torch, moestro.backends.cpu\n"
+        "from moestro import ops\n"
+        "tokens = 2**16\n"
+        "weights = ops.ExpertWeights(torch.ones(1, 2**15, 4), torch.ones(1, 4, 2**14))\n"
+        "ids = torch.zeros(tokens, 1, dtype=torch.int32)\n"
+        "routing = ops.Routing(ids, torch.ones(tokens, 1))\n"
+        "x = torch.ones(tokens, 4)\n"
+        "ops.moe_experts(x[:1], ops.Routing(ids[:1], routing.topk_weights[:1]), weights, True)\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, -1))\n"
+        "try:\n"
+        "    ops.moe_experts(x, routing, weights, True)\n"
+        "except MemoryError as error:\n"
+        "    print(error)"
+    )
+    out = _python(code)
+    assert out.stdout.strip() == "no memory for the experts' scratch", out.stderr
 
 
 def test_load_backend_gives_the_cpu_and_refuses_the_rest() -> None:

@@ -1,8 +1,16 @@
 """The CPU as a device."""
 
+from collections.abc import Iterable
+
+import torch
+
 import moestro.backends.cpu  # noqa: F401 -- registers the bodies
 from moestro.backends.cpu import library
 from moestro.core.hardware import HardwareSpec, probe_cpu
+
+_OWN_MAPPING_BYTES = 2**25
+"""From this size on an allocation is a mapping of its own and goes back whole. A smaller one may
+lie in the heap, where large pages would outlive it and cost memory."""
 
 
 class CpuDevice:
@@ -24,3 +32,11 @@ class CpuDevice:
             raise ValueError(f"threads must be at least 1, got {count}")
         if library.has_native():
             library.native().set_num_threads(count)
+
+    def prepare_weights(self, weights: Iterable[torch.Tensor]) -> None:
+        """Ask for large memory pages: decode reads every weight in turn and would miss the TLB."""
+        if not library.has_native():
+            return
+        for weight in weights:
+            if weight.nbytes > _OWN_MAPPING_BYTES:
+                library.native().use_large_pages(weight.data_ptr(), weight.nbytes)

@@ -38,6 +38,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "moestro_set_num_threads": (None, [_I]),
     "moestro_num_threads": (_I, []),
     "moestro_release_scratch": (None, []),
+    "moestro_use_large_pages": (None, [_P, _N]),
     "moestro_rms_norm": (_I, [_P, _P, _P, _P, _P, _N, _N, _F, _I, _I]),
     "moestro_silu_and_mul": (_I, [_P, _P, _N, _N, _I]),
     "moestro_qk_norm_rope": (_I, [_P] * 7 + [_N] * 4 + [_F, _I, _I]),

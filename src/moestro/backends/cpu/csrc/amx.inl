@@ -81,8 +81,9 @@ struct Gemm<FastBf16> {
 
     // c[i, j] = x[i] . w[j] for n packed rows of x and m rows of w. next: the weights that will be
     // wanted after these, or null.
-    static void block(const bf16* const*, const bf16* packed, int64_t n, const bf16* w, int64_t ldw,
-                      int64_t m, int64_t K, float* c, int64_t ldc, const bf16* next) {
+    __attribute__((noinline)) static void block(const bf16* const*, const bf16* packed, int64_t n,
+                                                const bf16* w, int64_t ldw, int64_t m, int64_t K,
+                                                float* c, int64_t ldc, const bf16* next) {
         for (int64_t g = 0; g < n; g += 2 * kTileRows) {
             const int64_t x0 = smaller(kTileRows, n - g), x1 = smaller(kTileRows, n - g - x0);
             const bf16* p0 = packed + packed_elements(g, K);

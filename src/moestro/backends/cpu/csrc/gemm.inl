@@ -105,8 +105,9 @@ struct Gemm {
 
     // c[i, j] = x[i] . w[j] for n rows of x and m rows of w over K elements. next: the weights that
     // will be wanted after these, or null.
-    static void block(const TX* const* x, const TX*, int64_t n, const TW* w, int64_t ldw, int64_t m,
-                      int64_t K, float* c, int64_t ldc, const TW* next) {
+    __attribute__((noinline)) static void block(const TX* const* x, const TX*, int64_t n,
+                                                const TW* w, int64_t ldw, int64_t m, int64_t K,
+                                                float* c, int64_t ldc, const TW* next) {
         if (n == 1) return row(x, w, ldw, m, K, c, next);
         for (int64_t k0 = 0; k0 < K; k0 += kKBlock) {
             const int64_t k = smaller(kKBlock, K - k0);
