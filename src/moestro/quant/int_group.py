@@ -86,8 +86,8 @@ def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
 
 def unpack_nibbles(packed: torch.Tensor) -> torch.Tensor:
     """The inverse of pack_nibbles."""
-    pairs: torch.Tensor = torch.stack((packed & _LARGEST_NIBBLE, packed >> 4), dim=-1)
-    return pairs.flatten(-2)
+    low, high = packed & _LARGEST_NIBBLE, packed >> 4
+    return torch.stack((low, high), dim=-1).flatten(-2)
 
 
 def signed_codes(weight: WeightTensor) -> torch.Tensor:
@@ -107,7 +107,7 @@ def dequantize(weight: WeightTensor) -> torch.Tensor:
     codes = signed_codes(weight).float()
     if weight.format.name == "w8a8":
         return codes * weight.scales
-    groups = codes.unflatten(-1, (-1, weight.format.group_size))
+    groups: torch.Tensor = codes.unflatten(-1, (-1, weight.format.group_size))
     return (groups * weight.scales[..., None]).flatten(-2)
 
 
