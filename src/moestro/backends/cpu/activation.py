@@ -3,11 +3,12 @@
 import torch
 
 from moestro import ops
-from moestro.backends.cpu.arguments import DTYPE_CODES
-from moestro.backends.cpu.library import native
+from moestro.backends.cpu.arguments import DTYPE_CODES, ActivationArgs
+from moestro.backends.cpu.buffers import new_empty
+from moestro.backends.cpu.launch import Kernel, launch
 from moestro.ops.registry import implements
 
-_LIB = native()
+_SILU_AND_MUL = Kernel("silu_and_mul")
 
 
 def _fits(x: torch.Tensor) -> bool:
@@ -18,9 +19,8 @@ def _fits(x: torch.Tensor) -> bool:
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     x = x.contiguous()
     size = x.shape[-1] // 2
-    out = x.new_empty((*x.shape[:-1], size))
+    out = new_empty((*x.shape[:-1], size), x.dtype)
     rows = out.numel() // size if size else 0
-    status = _LIB.silu_and_mul(x.data_ptr(), out.data_ptr(), rows, size, DTYPE_CODES[x.dtype])
-    if status:
-        _LIB.fail(status)
+    arguments = ActivationArgs(x.data_ptr(), out.data_ptr(), rows, size, DTYPE_CODES[x.dtype])
+    launch(_SILU_AND_MUL, arguments, x, out)
     return out

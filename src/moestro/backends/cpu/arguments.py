@@ -12,6 +12,68 @@ def _fields(text: str, kind: type) -> list[tuple[str, type]]:
     return [(name, kind) for name in text.split()]
 
 
+class NormArgs(ctypes.Structure):
+    """Arguments of rms_norm; residual and summed are null without a residual."""
+
+    _fields_ = [
+        *_fields("x residual weight out summed", c_void_p),
+        *_fields("rows size", c_int64),
+        ("eps", c_float),
+        *_fields("dtype weight_dtype reserved", c_int32),
+    ]
+
+
+class ActivationArgs(ctypes.Structure):
+    """Arguments of silu_and_mul."""
+
+    _fields_ = [
+        *_fields("x out", c_void_p),
+        *_fields("rows size", c_int64),
+        *_fields("dtype reserved", c_int32),
+    ]
+
+
+class RopeArgs(ctypes.Structure):
+    """Arguments of qk_norm_rope."""
+
+    _fields_ = [
+        *_fields("qkv q_weight k_weight cos_sin q k v", c_void_p),
+        *_fields("num_tokens num_heads num_kv_heads head_dim", c_int64),
+        ("eps", c_float),
+        *_fields("dtype weight_dtype reserved", c_int32),
+    ]
+
+
+class EmbeddingArgs(ctypes.Structure):
+    """Arguments of embedding."""
+
+    _fields_ = [
+        *_fields("ids weight out", c_void_p),
+        *_fields("num_tokens vocab_size row_bytes", c_int64),
+    ]
+
+
+class LinearArgs(ctypes.Structure):
+    """Arguments of linear."""
+
+    _fields_ = [
+        *_fields("x weight out", c_void_p),
+        *_fields("num_tokens in_features out_features", c_int64),
+        *_fields("x_dtype weight_dtype out_dtype reserved", c_int32),
+    ]
+
+
+class GatingArgs(ctypes.Structure):
+    """Arguments of moe_gating_top_k; bias may be null."""
+
+    _fields_ = [
+        *_fields("logits bias topk_ids topk_weights", c_void_p),
+        *_fields("num_tokens num_experts top_k", c_int64),
+        *_fields("epsilon scaling", c_float),
+        *_fields("softmax renormalize", c_int32),
+    ]
+
+
 class AttentionArgs(ctypes.Structure):
     """Arguments of paged_attention; strides in elements."""
 
@@ -47,6 +109,20 @@ class StoreKvArgs(ctypes.Structure):
         *_fields("k_token_stride k_head_stride v_token_stride v_head_stride", c_int64),
         *_fields("k_page_stride k_page_head_stride k_slot_stride", c_int64),
         *_fields("v_page_stride v_page_head_stride v_slot_stride", c_int64),
-        *_fields("num_tokens num_kv_heads head_dim page_size", c_int64),
+        *_fields("num_tokens num_kv_heads head_dim page_size num_pages", c_int64),
         *_fields("dtype page_dtype", c_int32),
     ]
+
+
+ARGUMENTS: dict[str, type[ctypes.Structure]] = {
+    "rms_norm": NormArgs,
+    "silu_and_mul": ActivationArgs,
+    "qk_norm_rope": RopeArgs,
+    "store_kv": StoreKvArgs,
+    "embedding": EmbeddingArgs,
+    "linear": LinearArgs,
+    "moe_gating_top_k": GatingArgs,
+    "moe_experts": MoeArgs,
+    "paged_attention": AttentionArgs,
+}
+"""Every op of the library and its struct."""

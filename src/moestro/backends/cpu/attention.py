@@ -1,16 +1,15 @@
 """Paged attention on the native library."""
 
-from ctypes import byref
-
 import torch
 
 from moestro import ops
 from moestro.backends.cpu.arguments import DTYPE_CODES, AttentionArgs
+from moestro.backends.cpu.buffers import new_empty
 from moestro.backends.cpu.kv_pages import is_pool
-from moestro.backends.cpu.library import native
+from moestro.backends.cpu.launch import Kernel, launch
 from moestro.ops.registry import implements
 
-_LIB = native()
+_PAGED_ATTENTION = Kernel("paged_attention")
 _MAX_GROUP = 64
 
 
@@ -40,7 +39,7 @@ def paged_attention(
     q: torch.Tensor, pages: ops.KVPages, metadata: ops.AttentionMetadata, scale: float
 ) -> torch.Tensor:
     q = q.contiguous()
-    out = torch.empty_like(q)
+    out = new_empty(tuple(q.shape), q.dtype)
     starts = metadata.query_start_loc.contiguous()
     lengths = metadata.seq_lens.contiguous()
     table = metadata.page_table
@@ -71,7 +70,5 @@ def paged_attention(
         scale,
         0,
     )
-    status = _LIB.paged_attention(byref(arguments))
-    if status:
-        _LIB.fail(status)
+    launch(_PAGED_ATTENTION, arguments, q, out, pages.k, pages.v, starts, lengths, table)
     return out

@@ -1,15 +1,13 @@
 """Writing keys and values into pages on the native library."""
 
-from ctypes import byref
-
 import torch
 
 from moestro import ops
 from moestro.backends.cpu.arguments import DTYPE_CODES, StoreKvArgs
-from moestro.backends.cpu.library import native
+from moestro.backends.cpu.launch import Kernel, launch
 from moestro.ops.registry import implements
 
-_LIB = native()
+_STORE_KV = Kernel("store_kv")
 
 
 def _fits(k: torch.Tensor, v: torch.Tensor, pages: ops.KVPages, slot_mapping: torch.Tensor) -> bool:
@@ -58,9 +56,8 @@ def store_kv(
         kv_heads,
         dim,
         pages.page_size,
+        pages.k.shape[0],
         DTYPE_CODES[k.dtype],
         DTYPE_CODES[pages.k.dtype],
     )
-    status = _LIB.store_kv(byref(arguments), pages.k.shape[0])
-    if status:
-        _LIB.fail(status)
+    launch(_STORE_KV, arguments, k, v, pages.k, pages.v, slot_mapping)

@@ -8,29 +8,31 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import c_char_p, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from moestro import envs
-from moestro.backends.cpu.arguments import AttentionArgs, MoeArgs, StoreKvArgs
+from moestro.backends.cpu.arguments import ARGUMENTS
 from moestro.errors import ConfigError, UnsupportedError
 
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "libmoestro_cpu.so"
-ABI_VERSION = 1
-NUMERICS_VERSION = 1
+ABI_VERSION = 2
+NUMERICS_VERSION = 2
 """Raised with every change of a kernel's bits: it is part of the device's identity."""
 LEVELS = ("amx", "avx512", "avx2", "portable")
 """Best first; `auto` takes the first one the machine runs."""
 
 _OK, _BAD_DTYPE, _BAD_SHAPE, _OUT_OF_RANGE, _NO_MEMORY = range(5)
-_P, _I, _N, _F = c_void_p, c_int32, c_int64, c_float
+_P, _I, _N = c_void_p, c_int32, c_int64
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "moestro_abi_version": (_I, []),
-    "moestro_sizeof": (_N, [_I]),
+    "moestro_op_code": (_I, [c_char_p]),
+    "moestro_args_size": (_N, [_I]),
+    "moestro_launch": (_I, [_I, _P]),
     "moestro_last_error": (c_char_p, []),
     "moestro_has_level": (_I, [c_char_p]),
     "moestro_use_level": (_I, [c_char_p]),
@@ -39,17 +41,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "moestro_num_threads": (_I, []),
     "moestro_release_scratch": (None, []),
     "moestro_use_large_pages": (None, [_P, _N]),
-    "moestro_rms_norm": (_I, [_P, _P, _P, _P, _P, _N, _N, _F, _I, _I]),
-    "moestro_silu_and_mul": (_I, [_P, _P, _N, _N, _I]),
-    "moestro_qk_norm_rope": (_I, [_P] * 7 + [_N] * 4 + [_F, _I, _I]),
-    "moestro_store_kv": (_I, [POINTER(StoreKvArgs), _N]),
-    "moestro_embedding": (_I, [_P, _P, _P, _N, _N, _N]),
-    "moestro_linear": (_I, [_P, _P, _P, _N, _N, _N, _I, _I, _I]),
-    "moestro_moe_gating_top_k": (_I, [_P] * 4 + [_N] * 3 + [_F, _F, _I, _I]),
-    "moestro_moe_experts": (_I, [POINTER(MoeArgs)]),
-    "moestro_paged_attention": (_I, [POINTER(AttentionArgs)]),
 }
-_STRUCTS: tuple[type[ctypes.Structure], ...] = (AttentionArgs, MoeArgs, StoreKvArgs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +73,10 @@ class Library:
         found = self.abi_version()
         if found != ABI_VERSION:
             raise OSError(f"its ABI is version {found}, this package needs {ABI_VERSION}")
-        for which, struct in enumerate(_STRUCTS):
-            size = self.sizeof(which)
+        for op, struct in ARGUMENTS.items():
+            size = self.args_size(self.op_code(op.encode()))
             if size != ctypes.sizeof(struct):
-                raise OSError(
-                    f"its {struct.__name__} has {size} bytes, not {ctypes.sizeof(struct)}"
-                )
+                raise OSError(f"its op {op} takes {size} bytes, not {ctypes.sizeof(struct)}")
 
     def levels(self) -> tuple[str, ...]:
         """The levels this build has and this machine runs, best first."""

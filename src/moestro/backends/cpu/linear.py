@@ -3,11 +3,12 @@
 import torch
 
 from moestro import ops
-from moestro.backends.cpu.arguments import DTYPE_CODES
-from moestro.backends.cpu.library import native
+from moestro.backends.cpu.arguments import DTYPE_CODES, EmbeddingArgs, LinearArgs
+from moestro.backends.cpu.buffers import new_empty
+from moestro.backends.cpu.launch import Kernel, launch
 from moestro.ops.registry import implements
 
-_LIB = native()
+_LINEAR, _EMBEDDING = Kernel("linear"), Kernel("embedding")
 
 
 def _fits(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype | None = None) -> bool:
@@ -28,8 +29,8 @@ def linear(
 ) -> torch.Tensor:
     x, weight = x.contiguous(), weight.contiguous()
     tokens, out_features = x.shape[0], weight.shape[0]
-    out = torch.empty((tokens, out_features), dtype=out_dtype or x.dtype)
-    status = _LIB.linear(
+    out = new_empty((tokens, out_features), out_dtype or x.dtype)
+    arguments = LinearArgs(
         x.data_ptr(),
         weight.data_ptr(),
         out.data_ptr(),
@@ -40,8 +41,7 @@ def linear(
         DTYPE_CODES[weight.dtype],
         DTYPE_CODES[out.dtype],
     )
-    if status:
-        _LIB.fail(status)
+    launch(_LINEAR, arguments, x, weight, out)
     return out
 
 
@@ -53,8 +53,8 @@ def _is_table(input_ids: torch.Tensor, weight: torch.Tensor) -> bool:
 def embedding(input_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     input_ids, weight = input_ids.contiguous(), weight.contiguous()
     vocab, hidden = weight.shape
-    out = weight.new_empty((input_ids.shape[0], hidden))
-    status = _LIB.embedding(
+    out = new_empty((input_ids.shape[0], hidden), weight.dtype)
+    arguments = EmbeddingArgs(
         input_ids.data_ptr(),
         weight.data_ptr(),
         out.data_ptr(),
@@ -62,6 +62,5 @@ def embedding(input_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         vocab,
         hidden * weight.element_size(),
     )
-    if status:
-        _LIB.fail(status)
+    launch(_EMBEDDING, arguments, input_ids, weight, out)
     return out

@@ -1,15 +1,14 @@
 """Choosing and running experts on the native library."""
 
-from ctypes import byref
-
 import torch
 
 from moestro import ops
-from moestro.backends.cpu.arguments import DTYPE_CODES, MoeArgs
-from moestro.backends.cpu.library import native
+from moestro.backends.cpu.arguments import DTYPE_CODES, GatingArgs, MoeArgs
+from moestro.backends.cpu.buffers import new_empty
+from moestro.backends.cpu.launch import Kernel, launch
 from moestro.ops.registry import implements
 
-_LIB = native()
+_GATING, _EXPERTS = Kernel("moe_gating_top_k"), Kernel("moe_experts")
 _MAX_EXPERTS = 4096
 
 
@@ -45,9 +44,9 @@ def moe_gating_top_k(
     logits = router_logits.contiguous()
     bias = None if expert_bias is None else expert_bias.float().contiguous()
     tokens, experts = logits.shape
-    topk_ids = torch.empty((tokens, top_k), dtype=torch.int32)
-    topk_weights = torch.empty((tokens, top_k), dtype=torch.float32)
-    status = _LIB.moe_gating_top_k(
+    topk_ids = new_empty((tokens, top_k), torch.int32)
+    topk_weights = new_empty((tokens, top_k), torch.float32)
+    arguments = GatingArgs(
         logits.data_ptr(),
         None if bias is None else bias.data_ptr(),
         topk_ids.data_ptr(),
@@ -60,8 +59,8 @@ def moe_gating_top_k(
         scoring == "softmax",
         renormalize,
     )
-    if status:
-        _LIB.fail(status)
+    held = (logits, topk_ids, topk_weights)
+    launch(_GATING, arguments, *held, *(() if bias is None else (bias,)))
     return ops.Routing(topk_ids, topk_weights)
 
 
@@ -115,7 +114,7 @@ def moe_experts(
     if experts.shared_gate_up_proj is not None and experts.shared_down_proj is not None:
         shared_gate_up = experts.shared_gate_up_proj.contiguous()
         shared_down = experts.shared_down_proj.contiguous()
-    out = torch.empty_like(x)
+    out = new_empty(tuple(x.shape), x.dtype)
     tokens, hidden = x.shape
     arguments = MoeArgs(
         x.data_ptr(),
@@ -137,7 +136,7 @@ def moe_experts(
         fp32_combine,
         0,
     )
-    status = _LIB.moe_experts(byref(arguments))
-    if status:
-        _LIB.fail(status)
+    held = [x, ids, weights, gate_up, down, out]
+    held += [t for t in (shared_gate_up, shared_down) if t is not None]
+    launch(_EXPERTS, arguments, *held)
     return out

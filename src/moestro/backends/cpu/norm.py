@@ -3,11 +3,12 @@
 import torch
 
 from moestro import ops
-from moestro.backends.cpu.arguments import DTYPE_CODES
-from moestro.backends.cpu.library import native
+from moestro.backends.cpu.arguments import DTYPE_CODES, NormArgs
+from moestro.backends.cpu.buffers import new_empty
+from moestro.backends.cpu.launch import Kernel, launch
 from moestro.ops.registry import implements
 
-_LIB = native()
+_RMS_NORM = Kernel("rms_norm")
 
 
 def _fits(x: torch.Tensor, weight: torch.Tensor, eps: float) -> bool:
@@ -21,9 +22,9 @@ def _fits_pair(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, ep
 @implements(ops.rms_norm, devices=("cpu",), when=_fits, invariant=True)
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     x, weight = x.contiguous(), weight.contiguous()
-    out = torch.empty_like(x)
+    out = new_empty(tuple(x.shape), x.dtype)
     size = x.shape[-1]
-    status = _LIB.rms_norm(
+    arguments = NormArgs(
         x.data_ptr(),
         None,
         weight.data_ptr(),
@@ -35,8 +36,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         DTYPE_CODES[x.dtype],
         DTYPE_CODES[weight.dtype],
     )
-    if status:
-        _LIB.fail(status)
+    launch(_RMS_NORM, arguments, x, weight, out)
     return out
 
 
@@ -45,9 +45,10 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     x, residual, weight = x.contiguous(), residual.contiguous(), weight.contiguous()
-    out, summed = torch.empty_like(x), torch.empty_like(x)
+    shape = tuple(x.shape)
+    out, summed = new_empty(shape, x.dtype), new_empty(shape, x.dtype)
     size = x.shape[-1]
-    status = _LIB.rms_norm(
+    arguments = NormArgs(
         x.data_ptr(),
         residual.data_ptr(),
         weight.data_ptr(),
@@ -59,6 +60,5 @@ def add_rms_norm(
         DTYPE_CODES[x.dtype],
         DTYPE_CODES[weight.dtype],
     )
-    if status:
-        _LIB.fail(status)
+    launch(_RMS_NORM, arguments, x, residual, weight, out, summed)
     return out, summed

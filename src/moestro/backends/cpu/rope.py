@@ -3,11 +3,12 @@
 import torch
 
 from moestro import ops
-from moestro.backends.cpu.arguments import DTYPE_CODES
-from moestro.backends.cpu.library import native
+from moestro.backends.cpu.arguments import DTYPE_CODES, RopeArgs
+from moestro.backends.cpu.buffers import new_empty
+from moestro.backends.cpu.launch import Kernel, launch
 from moestro.ops.registry import implements
 
-_LIB = native()
+_QK_NORM_ROPE = Kernel("qk_norm_rope")
 
 
 def _fits(
@@ -45,10 +46,10 @@ def qk_norm_rope(
     qkv, cos_sin = qkv.contiguous(), cos_sin.contiguous()
     q_weight, k_weight = q_weight.contiguous(), k_weight.contiguous()
     tokens, dim = qkv.shape[0], q_weight.shape[0]
-    q = qkv.new_empty((tokens, num_heads, dim))
-    k = qkv.new_empty((tokens, num_kv_heads, dim))
-    v = torch.empty_like(k)
-    status = _LIB.qk_norm_rope(
+    q = new_empty((tokens, num_heads, dim), qkv.dtype)
+    k = new_empty((tokens, num_kv_heads, dim), qkv.dtype)
+    v = new_empty((tokens, num_kv_heads, dim), qkv.dtype)
+    arguments = RopeArgs(
         qkv.data_ptr(),
         q_weight.data_ptr(),
         k_weight.data_ptr(),
@@ -64,6 +65,5 @@ def qk_norm_rope(
         DTYPE_CODES[qkv.dtype],
         DTYPE_CODES[q_weight.dtype],
     )
-    if status:
-        _LIB.fail(status)
+    launch(_QK_NORM_ROPE, arguments, qkv, q_weight, k_weight, cos_sin, q, k, v)
     return q, k, v

@@ -1,4 +1,7 @@
 // Element types, error codes and the argument structs shared by the C ABI and the kernels.
+//
+// A struct holds pointers, int64, int32 and float only: a copy of its bytes is the same call.
+// call.
 #pragma once
 
 #include <cstdint>
@@ -35,6 +38,21 @@ struct AttentionArgs {
     int32_t reserved;
 };
 
+// x: [rows, 2 size]; out: [rows, size].
+struct ActivationArgs {
+    const void* x;
+    void* out;
+    int64_t rows, size;
+    int32_t dtype, reserved;
+};
+
+struct EmbeddingArgs {
+    const int64_t* ids;  // [T]
+    const void* weight;  // [V, row_bytes]
+    void* out;           // [T, row_bytes]
+    int64_t num_tokens, vocab_size, row_bytes;
+};
+
 // Routed experts with an optional shared one. x and out: [T, N] of x_dtype.
 struct MoeArgs {
     const void* x;
@@ -56,7 +74,7 @@ struct LinearArgs {
     const void* weight;  // [M, K]
     void* out;           // [T, M]
     int64_t num_tokens, in_features, out_features;
-    int32_t x_dtype, weight_dtype, out_dtype;
+    int32_t x_dtype, weight_dtype, out_dtype, reserved;
 };
 
 struct NormArgs {
@@ -67,7 +85,7 @@ struct NormArgs {
     void* summed;  // written when residual is given
     int64_t rows, size;
     float eps;
-    int32_t dtype, weight_dtype;
+    int32_t dtype, weight_dtype, reserved;
 };
 
 struct RopeArgs {
@@ -80,7 +98,7 @@ struct RopeArgs {
     void* v;
     int64_t num_tokens, num_heads, num_kv_heads, head_dim;
     float eps;
-    int32_t dtype, weight_dtype;
+    int32_t dtype, weight_dtype, reserved;
 };
 
 struct StoreKvArgs {
@@ -92,7 +110,7 @@ struct StoreKvArgs {
     int64_t k_token_stride, k_head_stride, v_token_stride, v_head_stride;
     int64_t k_page_stride, k_page_head_stride, k_slot_stride;
     int64_t v_page_stride, v_page_head_stride, v_slot_stride;
-    int64_t num_tokens, num_kv_heads, head_dim, page_size;
+    int64_t num_tokens, num_kv_heads, head_dim, page_size, num_pages;
     int32_t dtype, page_dtype;
 };
 
@@ -105,24 +123,5 @@ struct GatingArgs {
     float epsilon, scaling;
     int32_t softmax, renormalize;
 };
-
-// One ISA level's kernels. Arguments are validated before they get here.
-struct Kernels {
-    const char* name;
-    void (*rms_norm)(const NormArgs&);
-    void (*silu_and_mul)(const void* x, void* out, int64_t rows, int64_t size, int32_t dtype);
-    void (*qk_norm_rope)(const RopeArgs&);
-    void (*store_kv)(const StoreKvArgs&);
-    Status (*linear)(const LinearArgs&);
-    void (*moe_gating_top_k)(const GatingArgs&);
-    Status (*moe_experts)(const MoeArgs&);
-    Status (*paged_attention)(const AttentionArgs&);
-};
-
-// What the kernels were compiled for; null where this build lacks the level.
-const Kernels* portable_kernels();
-const Kernels* avx2_kernels();
-const Kernels* avx512_kernels();
-const Kernels* amx_kernels();
 
 }  // namespace moestro

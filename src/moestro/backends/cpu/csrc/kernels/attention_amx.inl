@@ -71,7 +71,7 @@ struct TileAttention : AttentionShape {
             const int64_t n = smaller(kLanes, block.rows - r);
             for (int64_t i = 0; i < n; ++i)
                 rows[i] = static_cast<const bf16*>(a.q) + row_offset(block, r + i);
-            Gemm<FastBf16>::pack_rows(rows, n, kLanes, dim, b.q + r * key_chunks * kTileK);
+            pack_tile_rows(rows, n, kLanes, dim, b.q + r * key_chunks * kTileK);
         }
         make_visible(b.q);
         // Lanes without a row see what the last row sees; nobody reads them.

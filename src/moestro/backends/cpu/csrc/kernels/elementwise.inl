@@ -30,21 +30,6 @@ void rms_norm_row(const NormArgs& a, int64_t row) {
     });
 }
 
-// Rows a task takes: enough elements to be worth handing out.
-inline int64_t rows_per_task(int64_t row_elements) {
-    const int64_t rows = 8192 / (row_elements < 1 ? 1 : row_elements);
-    return rows < 1 ? 1 : rows;
-}
-
-template <class Row>
-void for_rows(int64_t rows, int64_t row_elements, Row&& row) {
-    const int64_t step = rows_per_task(row_elements);
-    parallel((rows + step - 1) / step, [&](int64_t task, int) {
-        const int64_t end = (task + 1) * step < rows ? (task + 1) * step : rows;
-        for (int64_t i = task * step; i < end; ++i) row(i);
-    });
-}
-
 void rms_norm(const NormArgs& a) {
     with_dtype(a.dtype, [&](auto* x) {
         with_dtype(a.weight_dtype, [&](auto* w) {
@@ -62,12 +47,12 @@ void silu_and_mul_row(const T* x, T* out, int64_t size) {
     });
 }
 
-void silu_and_mul(const void* x, void* out, int64_t rows, int64_t size, int32_t dtype) {
-    with_dtype(dtype, [&](auto* type) {
+void silu_and_mul(const ActivationArgs& a) {
+    with_dtype(a.dtype, [&](auto* type) {
         using T = pointee<decltype(type)>;
-        for_rows(rows, 4 * size, [&](int64_t row) {
-            silu_and_mul_row(static_cast<const T*>(x) + row * 2 * size,
-                             static_cast<T*>(out) + row * size, size);
+        for_rows(a.rows, 4 * a.size, [&](int64_t row) {
+            silu_and_mul_row(static_cast<const T*>(a.x) + row * 2 * a.size,
+                             static_cast<T*>(a.out) + row * a.size, a.size);
         });
     });
 }

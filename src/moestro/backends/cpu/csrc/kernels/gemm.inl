@@ -8,9 +8,6 @@
 constexpr int64_t kKBlock = 1024;
 constexpr int64_t kPanel = 12;  // rows of x kept in the first-level cache; a multiple of MR
 
-inline int64_t blocks(int64_t size, int64_t block) { return (size + block - 1) / block; }
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-
 // Any pair of element types, widened to fp32.
 template <class A, class B>
 struct DotWide {

@@ -1,0 +1,47 @@
+// What the files of the C ABI share: errors, checks, and the entry of each op.
+//
+// A launch_* function checks the arguments and calls the chosen level's kernel. Pointers are
+// trusted to hold what the sizes say; ids, slots and pages are checked.
+#pragma once
+
+#include "kernels.h"
+#include "types.h"
+
+#define MOESTRO_API extern "C" __attribute__((visibility("default")))
+
+namespace moestro {
+
+using ll = long long;  // for printf
+
+constexpr int64_t kMaxExperts = 4096;
+constexpr int64_t kMaxGroup = 64;
+
+// The chosen level's kernels.
+const Kernels& kernels();
+
+// Keeps a message for moestro_last_error and returns the status.
+__attribute__((format(printf, 2, 3))) Status fail(Status status, const char* format, ...);
+
+inline bool known(int32_t dtype) { return dtype >= kF32 && dtype <= kF16; }
+
+Status check_dtypes(int32_t first, int32_t second);
+Status check_pair(int32_t x, int32_t weight);
+
+// One op of the ABI: its name, the size of its argument struct, and what launches it.
+struct Op {
+    const char* name;
+    int64_t args_size;
+    Status (*launch)(const void* args);
+};
+
+Status launch_rms_norm(const void* args);
+Status launch_silu_and_mul(const void* args);
+Status launch_qk_norm_rope(const void* args);
+Status launch_store_kv(const void* args);
+Status launch_embedding(const void* args);
+Status launch_linear(const void* args);
+Status launch_moe_experts(const void* args);
+Status launch_moe_gating_top_k(const void* args);
+Status launch_paged_attention(const void* args);
+
+}  // namespace moestro

@@ -1,0 +1,53 @@
+// One ISA level's kernels, a table a family. Arguments are validated before they get here.
+#pragma once
+
+#include "types.h"
+
+namespace moestro {
+
+struct ElementwiseKernels {
+    void (*rms_norm)(const NormArgs&);
+    void (*silu_and_mul)(const ActivationArgs&);
+    void (*qk_norm_rope)(const RopeArgs&);
+    void (*store_kv)(const StoreKvArgs&);
+};
+
+struct MatmulKernels {
+    Status (*linear)(const LinearArgs&);
+    Status (*moe_experts)(const MoeArgs&);
+};
+
+struct AttentionKernels {
+    Status (*paged_attention)(const AttentionArgs&);
+};
+
+struct RoutingKernels {
+    void (*moe_gating_top_k)(const GatingArgs&);
+};
+
+struct SamplingKernels {};
+
+struct Kernels {
+    const char* name;
+    ElementwiseKernels elementwise;
+    MatmulKernels matmul;
+    AttentionKernels attention;
+    RoutingKernels routing;
+    SamplingKernels sampling;
+};
+
+// The table of each level that this build has; level.cpp defines one a level.
+namespace portable {
+const Kernels& kernels();
+}
+namespace avx2 {
+const Kernels& kernels();
+}
+namespace avx512 {
+const Kernels& kernels();
+}
+namespace amx {
+const Kernels& kernels();
+}
+
+}  // namespace moestro

@@ -1,0 +1,27 @@
+// Paged attention.
+#include "level.h"
+
+namespace moestro::MOESTRO_LEVEL {
+namespace {
+
+// clang-format off: the order matters
+#include "attention.inl"
+#include "attention_f32.inl"
+#if defined(MOESTRO_LEVEL_AMX)
+#include "tiles.inl"
+#include "attention_amx.inl"
+#endif
+// clang-format on
+
+Status paged_attention(const AttentionArgs& a) {
+#if defined(MOESTRO_LEVEL_AMX)
+    if (a.q_dtype == kBF16 && a.kv_dtype == kBF16) return attend<TileAttention>(a);
+#endif
+    return attend<Attention>(a);
+}
+
+}  // namespace
+
+AttentionKernels attention_kernels() { return {paged_attention}; }
+
+}  // namespace moestro::MOESTRO_LEVEL
