@@ -7,6 +7,8 @@ import torch
 
 from moestro.ops.registry import op
 from moestro.ops.testing import FLOAT_DTYPES, Arguments, Case, normal
+from moestro.quant.format import WeightTensor
+from moestro.quant.weight import linear as quantized_linear
 
 
 def _cases() -> Iterator[Case]:
@@ -53,13 +55,16 @@ def _draw(
 
 @op(cases=_cases)
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype | None = None
+    x: torch.Tensor, weight: torch.Tensor | WeightTensor, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """y = x @ weight.T with fp32 accumulation, rounded once.
 
-    x: [T, K]; weight: [M, K], of x's dtype or, with fp32 x, any float dtype. Returns [T, M] in
-    out_dtype (default: x's dtype). No bias: neither model family has one.
+    x: [T, K]; weight: [M, K], a float tensor or a WeightTensor, of x's dtype or, with fp32 x, any
+    float dtype; or of a quantised format, with the arithmetic that quant/ gives it. Returns [T, M]
+    in out_dtype (default: x's dtype). No bias: neither model family has one.
     """
+    if isinstance(weight, WeightTensor):
+        return quantized_linear(x, weight).to(out_dtype or x.dtype)
     return (x.float() @ weight.float().T).to(out_dtype or x.dtype)
 
 

@@ -8,6 +8,9 @@ import torch
 
 from moestro.ops.registry import op
 from moestro.ops.testing import FLOAT_DTYPES, Arguments, Case, normal
+from moestro.quant.format import WeightTensor
+from moestro.quant.weight import expert as expert_of
+from moestro.quant.weight import linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +23,16 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeights:
-    """Stacked SwiGLU experts and the shared one, if any.
+    """Stacked SwiGLU experts and the shared one, if any: float tensors, or WeightTensors.
 
     gate_up_proj: [E, 2 I, N], gate rows first; down_proj: [E, N, I];
     shared_gate_up_proj: [2 J, N]; shared_down_proj: [N, J].
     """
 
-    gate_up_proj: torch.Tensor
-    down_proj: torch.Tensor
-    shared_gate_up_proj: torch.Tensor | None = None
-    shared_down_proj: torch.Tensor | None = None
+    gate_up_proj: torch.Tensor | WeightTensor
+    down_proj: torch.Tensor | WeightTensor
+    shared_gate_up_proj: torch.Tensor | WeightTensor | None = None
+    shared_down_proj: torch.Tensor | WeightTensor | None = None
 
 
 def _gating_cases() -> Iterator[Case]:
@@ -175,7 +178,7 @@ def moe_experts(
     for expert in routing.topk_ids.unique().tolist():
         token, choice = (routing.topk_ids == expert).nonzero(as_tuple=True)
         parts[token, choice] = _swiglu(
-            x[token], experts.gate_up_proj[expert], experts.down_proj[expert]
+            x[token], _one(experts.gate_up_proj, expert), _one(experts.down_proj, expert)
         )
     for choice in range(routing.topk_ids.shape[1]):
         routed += parts[:, choice] * routing.topk_weights[:, choice, None]
@@ -187,8 +190,20 @@ def moe_experts(
     return (routed + shared).to(x.dtype)
 
 
-def _swiglu(x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+def _one(stacked: torch.Tensor | WeightTensor, index: int) -> torch.Tensor | WeightTensor:
+    return expert_of(stacked, index) if isinstance(stacked, WeightTensor) else stacked[index]
+
+
+def _swiglu(
+    x: torch.Tensor, gate_up: torch.Tensor | WeightTensor, down: torch.Tensor | WeightTensor
+) -> torch.Tensor:
     """fp32 [T, N] result of one expert on x [T, N]."""
-    gate, up = (x.float() @ gate_up.float().T).chunk(2, dim=-1)
+    gate, up = _product(x, gate_up).chunk(2, dim=-1)
     act = (gate * torch.sigmoid(gate) * up).to(x.dtype)
-    return act.float() @ down.float().T
+    return _product(act, down)
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor | WeightTensor) -> torch.Tensor:
+    if isinstance(weight, WeightTensor):
+        return linear(x, weight)
+    return x.float() @ weight.float().T

@@ -8,34 +8,12 @@ from dataclasses import dataclass
 
 import torch
 
-FLOAT_FORMATS = ("float32", "bfloat16", "float16")
-INTEGER_FORMATS = ("w8a8", "w4a8")
+from moestro.core.weight_format import FLOAT_FORMATS, INTEGER_FORMATS, WeightFormat
+
+__all__ = ["FLOAT_FORMATS", "INTEGER_FORMATS", "WeightFormat", "WeightTensor", "float_weight"]
+
 SYMMETRIC_ZERO = 8
 """The code of zero in a symmetric 4-bit format: codes are 0..15, values -8..7."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightFormat:
-    """How a weight's numbers are kept.
-
-    name: float32, bfloat16, float16; w8a8 (int8, one scale a row), w4a8 (4 bits, one scale a
-    group), both multiplied with activations that are quantised to int8 per token as they come;
-    fp8 (E4M3, decoded exactly, activations as they are).
-    group_size: weights along K that share a scale; 0 is the whole row.
-    has_zeros: each group has a zero point of its own (w4a8 only).
-    """
-
-    name: str
-    group_size: int = 0
-    has_zeros: bool = False
-
-    @property
-    def is_float(self) -> bool:
-        return self.name in FLOAT_FORMATS
-
-    def num_groups(self, in_features: int) -> int:
-        """Scales in a row of in_features weights; the last group may be short."""
-        return 1 if self.group_size == 0 else -(-in_features // self.group_size)
 
 
 @dataclass(frozen=True, slots=True)

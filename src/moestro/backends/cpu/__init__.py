@@ -19,7 +19,9 @@ KERNEL_OPS: tuple[ops.Op, ...] = (
     ops.moe_experts,
     ops.paged_attention,
 )
-REFERENCE_OK: tuple[ops.Op, ...] = () if library.has_native() else KERNEL_OPS
+# Quantised weights in the rows layout are computed by the references.
+QUANTIZED_OPS: tuple[ops.Op, ...] = (ops.linear, ops.moe_experts)
+REFERENCE_OK: tuple[ops.Op, ...] = QUANTIZED_OPS if library.has_native() else KERNEL_OPS
 
 if library.has_native():
     from moestro.backends.cpu import (  # noqa: F401 -- each registers its bodies

@@ -7,11 +7,18 @@ from moestro.backends.cpu.arguments import DTYPE_CODES, EmbeddingArgs, LinearArg
 from moestro.backends.cpu.buffers import new_empty
 from moestro.backends.cpu.launch import Kernel, launch
 from moestro.ops.registry import implements
+from moestro.quant.format import WeightTensor
 
 _LINEAR, _EMBEDDING = Kernel("linear"), Kernel("embedding")
 
 
-def _fits(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype | None = None) -> bool:
+def _fits(
+    x: torch.Tensor, weight: torch.Tensor | WeightTensor, out_dtype: torch.dtype | None = None
+) -> bool:
+    if isinstance(weight, WeightTensor):
+        if weight.packed or not weight.format.is_float:
+            return False
+        weight = weight.codes
     return (
         x.dtype in DTYPE_CODES
         and weight.dtype in DTYPE_CODES
@@ -25,8 +32,10 @@ def _fits(x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype | None =
 
 @implements(ops.linear, devices=("cpu",), when=_fits, invariant=True)
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, out_dtype: torch.dtype | None = None
+    x: torch.Tensor, weight: torch.Tensor | WeightTensor, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
+    if isinstance(weight, WeightTensor):
+        weight = weight.codes
     x, weight = x.contiguous(), weight.contiguous()
     tokens, out_features = x.shape[0], weight.shape[0]
     out = new_empty((tokens, out_features), out_dtype or x.dtype)

@@ -7,6 +7,7 @@ from moestro.backends.cpu.arguments import DTYPE_CODES, GatingArgs, MoeArgs
 from moestro.backends.cpu.buffers import new_empty
 from moestro.backends.cpu.launch import Kernel, launch
 from moestro.ops.registry import implements
+from moestro.quant.format import WeightTensor
 
 _GATING, _EXPERTS = Kernel("moe_gating_top_k"), Kernel("moe_experts")
 _MAX_EXPERTS = 4096
@@ -67,7 +68,9 @@ def moe_gating_top_k(
 def _fits(
     x: torch.Tensor, routing: ops.Routing, experts: ops.ExpertWeights, fp32_combine: bool
 ) -> bool:
-    gate_up, down = experts.gate_up_proj, experts.down_proj
+    gate_up, down = _rows(experts.gate_up_proj), _rows(experts.down_proj)
+    if gate_up is None or down is None:
+        return False
     ids, weights = routing.topk_ids, routing.topk_weights
     if x.dim() != 2 or gate_up.dim() != 3 or x.dtype not in DTYPE_CODES:
         return False
@@ -90,13 +93,23 @@ def _fits(
     )
 
 
+def _rows(weight: torch.Tensor | WeightTensor) -> torch.Tensor | None:
+    """The float tensor of a weight that has one."""
+    if isinstance(weight, torch.Tensor):
+        return weight.contiguous()
+    return None if weight.packed or not weight.format.is_float else weight.codes.contiguous()
+
+
 def _fits_shared(experts: ops.ExpertWeights, hidden: int) -> bool:
-    gate_up, down = experts.shared_gate_up_proj, experts.shared_down_proj
-    if gate_up is None or down is None:
+    if experts.shared_gate_up_proj is None or experts.shared_down_proj is None:
         return True
+    gate_up, down = _rows(experts.shared_gate_up_proj), _rows(experts.shared_down_proj)
+    routed = _rows(experts.gate_up_proj)
+    if gate_up is None or down is None or routed is None:
+        return False
     inner = gate_up.shape[0] // 2
     return (
-        gate_up.dtype == down.dtype == experts.gate_up_proj.dtype
+        gate_up.dtype == down.dtype == routed.dtype
         and gate_up.shape == (2 * inner, hidden)
         and down.shape == (hidden, inner)
         and inner > 0
@@ -109,11 +122,13 @@ def moe_experts(
 ) -> torch.Tensor:
     x = x.contiguous()
     ids, weights = routing.topk_ids.contiguous(), routing.topk_weights.contiguous()
-    gate_up, down = experts.gate_up_proj.contiguous(), experts.down_proj.contiguous()
-    shared_gate_up = shared_down = None
-    if experts.shared_gate_up_proj is not None and experts.shared_down_proj is not None:
-        shared_gate_up = experts.shared_gate_up_proj.contiguous()
-        shared_down = experts.shared_down_proj.contiguous()
+    gate_up, down = _rows(experts.gate_up_proj), _rows(experts.down_proj)
+    shared_gate_up, shared_down = (
+        None if w is None else _rows(w)
+        for w in (experts.shared_gate_up_proj, experts.shared_down_proj)
+    )
+    assert gate_up is not None
+    assert down is not None
     out = new_empty(tuple(x.shape), x.dtype)
     tokens, hidden = x.shape
     arguments = MoeArgs(
