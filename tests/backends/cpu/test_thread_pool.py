@@ -1,8 +1,10 @@
 """The kernels' threads: any number, after fork, from several callers, asleep when idle."""
 
 import os
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +13,7 @@ from tests.backends.cpu.levels import LEVELS, draw, same_bits
 
 from moestro import ops
 from moestro.backends.cpu import library
+from moestro.backends.cpu.device import CpuDevice
 
 pytestmark = pytest.mark.skipif(not LEVELS, reason="no kernel library was built here")
 
@@ -37,7 +40,14 @@ def test_a_forked_child_computes_with_its_own_threads() -> None:
     library.native().set_num_threads(2)
     x, weight = draw(40, 300), draw(500, 300)
     expected = ops.linear(x, weight)
-    child = os.fork()
+    _check_in_a_child(x, weight, expected)
+    assert same_bits(ops.linear(x, weight), expected)
+
+
+def _check_in_a_child(x: torch.Tensor, weight: torch.Tensor, expected: torch.Tensor) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork with threads: just that is meant
+        child = os.fork()
     if child == 0:
         os._exit(0 if same_bits(ops.linear(x, weight), expected) else 1)
     deadline = time.monotonic() + 60
@@ -45,7 +55,6 @@ def test_a_forked_child_computes_with_its_own_threads() -> None:
         assert time.monotonic() < deadline, "the child hangs"
         time.sleep(0.01)
     assert os.waitstatus_to_exitcode(done[1]) == 0
-    assert same_bits(ops.linear(x, weight), expected)
 
 
 def test_callers_at_the_same_time_do_not_disturb_each_other() -> None:
@@ -67,13 +76,74 @@ def test_callers_at_the_same_time_do_not_disturb_each_other() -> None:
     assert wrong == []
 
 
-def test_idle_threads_use_no_cpu() -> None:
+def test_idle_threads_sleep() -> None:
     library.native().set_num_threads(4)
     ops.linear(draw(40, 300), draw(500, 300))
-    time.sleep(0.05)  # past the short time they keep looking for work
-    before = time.process_time()
-    time.sleep(0.5)
-    assert time.process_time() - before < 0.25
+    time.sleep(0.2)  # past the short time they keep looking for work
+    before = _seconds_of_other_threads()
+    time.sleep(1.0)
+    assert _seconds_of_other_threads() - before < 0.01
+
+
+def _seconds_of_other_threads() -> float:
+    """CPU time of all threads of this process but the calling one."""
+    me = time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID)
+    return time.clock_gettime(time.CLOCK_PROCESS_CPUTIME_ID) - me
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_more_threads_than_processors_take_turns() -> None:
+    # What holds a thread back is that it has no core, never that it waits for another one.
+    threads = 4 * (os.cpu_count() or 1)
+    library.native().set_num_threads(threads)
+    x, weight = draw(40, 300), draw(500, 300)
+    expected = ops.linear(x, weight)
+    assert _num_tasks() >= threads
+    for _ in range(200):
+        assert same_bits(ops.linear(x, weight), expected)
+    library.native().set_num_threads(1)
+    assert _num_tasks() < threads
+
+
+def _num_tasks() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.parametrize("count", [0, -1, -(2**31), 1025, 2**31 - 1])
+def test_a_wrong_number_of_threads_is_refused(count: int) -> None:
+    library.native().set_num_threads(2)
+    with pytest.raises(ValueError, match=str(count)):
+        CpuDevice().set_num_threads(count)
+    assert library.native().num_threads() == 2
+
+
+def test_torch_computes_between_the_kernels() -> None:
+    library.native().set_num_threads(2)
+    x, weight = draw(200, 300), draw(500, 300)
+    expected, torchs = ops.linear(x, weight), x @ weight.T
+    for _ in range(100):
+        assert same_bits(ops.linear(x, weight), expected)
+        assert same_bits(x @ weight.T, torchs)
+
+
+def test_a_child_forked_while_a_job_runs_computes() -> None:
+    library.native().set_num_threads(2)
+    x, weight = draw(40, 300), draw(500, 300)
+    expected = ops.linear(x, weight)
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            ops.linear(x, weight)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    try:
+        for _ in range(10):
+            _check_in_a_child(x, weight, expected)
+    finally:
+        stop.set()
+        worker.join()
 
 
 def test_scratch_is_given_back_and_made_again() -> None:

@@ -31,7 +31,10 @@ class CpuDevice:
         if count < 1:
             raise ValueError(f"threads must be at least 1, got {count}")
         if library.has_native():
-            library.native().set_num_threads(count)
+            native = library.native()
+            status = native.set_num_threads(count)
+            if status:
+                native.fail(status)
 
     def prepare_weights(self, weights: Iterable[torch.Tensor]) -> None:
         """Ask for large memory pages: decode reads every weight in turn and would miss the TLB."""

@@ -20,6 +20,7 @@ namespace moestro {
 namespace {
 
 constexpr int32_t kAbiVersion = 2;
+constexpr int32_t kMaxThreads = 1024;
 
 constexpr Op kOps[] = {
     {"rms_norm", sizeof(NormArgs), launch_rms_norm},
@@ -116,7 +117,13 @@ MOESTRO_API const char* moestro_level() {
     return now == nullptr ? "" : now->name;
 }
 
-MOESTRO_API void moestro_set_num_threads(int32_t count) { set_num_workers(count); }
+// More threads than processors are allowed: they gain nothing and change no result.
+MOESTRO_API int32_t moestro_set_num_threads(int32_t count) {
+    if (count < 1 || count > kMaxThreads)
+        return fail(kOutOfRange, "num_threads is %d; it must be from 1 to %d", count, kMaxThreads);
+    set_num_workers(count);
+    return kOk;
+}
 
 MOESTRO_API int32_t moestro_num_threads() { return num_workers(); }
 

@@ -1,19 +1,23 @@
 #include "thread_pool.h"
 
+#include <algorithm>
 #include <atomic>
-#include <condition_variable>
+#include <chrono>
 #include <cstdlib>
-#include <mutex>
-#include <new>
+#include <memory>
 #include <system_error>
 #include <thread>
 #include <vector>
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
+#include <sched.h>
 #endif
 #if defined(__linux__)
+#include <linux/futex.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace moestro {
@@ -27,20 +31,72 @@ inline void relax() {
 #endif
 }
 
-// How often a worker looks for work before it sleeps: some tens of microseconds, the gap between
-// two kernels of one step.
-constexpr int kSpins = 2000;
+// Returns at once when word is not `seen`; may return without cause.
+void sleep_while(std::atomic<uint32_t>& word, uint32_t seen) {
+#if defined(__linux__)
+    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+#else
+    if (word.load() == seen) std::this_thread::sleep_for(std::chrono::microseconds(200));
+#endif
+}
 
-struct Job {
-    Task task = nullptr;
-    void* context = nullptr;
-    int64_t count = 0;
-    int limit = 0;
+void wake_all(std::atomic<uint32_t>& word) {
+#if defined(__linux__)
+    syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, 0x7fffffff, nullptr, nullptr, 0);
+#else
+    (void)word;
+#endif
+}
+
+// Looks at `done` for some microseconds, the time between two kernels of a graph, then up to
+// `patience` more; false when that is over and the thread should sleep. A look costs nobody
+// anything where each thread has a core, and saves a wake-up, which takes tens of microseconds.
+// Where cores are short, the thread that is waited for may need this very core: `polite` offers it
+// between looks to whoever waits for one.
+template <class Done>
+bool spin_until(const Done& done, std::chrono::microseconds patience, bool polite) {
+    using Clock = std::chrono::steady_clock;
+    constexpr int kFirstLooks = 64, kLooks = 16;
+    for (int look = 0; look < kFirstLooks; ++look) {
+        if (done()) return true;
+        relax();
+    }
+    const auto stop = Clock::now() + patience;
+    do {
+        if (polite) std::this_thread::yield();
+        for (int look = 0; look < kLooks; ++look) {
+            if (done()) return true;
+            relax();
+        }
+    } while (Clock::now() < stop);
+    return done();
+}
+
+// A caller holds results that somebody waits for: it keeps its core for a short while, then sleeps
+// and is woken. Giving the core away would cost it a whole time slice when other programs run.
+constexpr std::chrono::microseconds kCallerPatience{20};
+// A worker without work is in nobody's way when it offers its core; it looks for as long as the
+// gap between two calls from Python.
+constexpr std::chrono::microseconds kWorkerPatience{50};
+
+constexpr uint32_t kResting = 0, kWorking = 1, kAwaited = 2;
+
+// One worker's part of a job: tasks [begin, end), begin in the upper half. The worker takes from
+// the front, so that it walks through memory in order; one who has nothing left takes over the
+// latter half. A range of tasks never comes back, so comparing it is enough to change it safely.
+// state: whether the worker is at the job, and whether the caller sleeps until it is not.
+struct alignas(128) Share {
+    std::atomic<uint64_t> tasks{0};
+    std::atomic<uint32_t> state{kResting};
 };
+
+constexpr uint64_t range(uint64_t begin, uint64_t end) { return begin << 32 | end; }
 
 class Pool {
   public:
-    explicit Pool(int workers) : workers_(workers) {
+    static constexpr int64_t kMostTasks = int64_t{1} << 31;  // of one run
+
+    explicit Pool(int workers) : workers_(workers), shares_(new Share[workers]) {
         for (int id = 1; id < workers; ++id) {
             try {
                 threads_.emplace_back([this, id] { work(id); });
@@ -52,94 +108,130 @@ class Pool {
     }
 
     ~Pool() {
-        {
-            std::lock_guard<std::mutex> lock(mutex_);
-            stop_ = true;
-            generation_.fetch_add(1, std::memory_order_release);
-        }
-        wake_.notify_all();
+        stop_.store(true);
+        ticket_.fetch_add(2);
+        wake_all(ticket_);
         for (auto& thread : threads_) thread.join();
     }
 
-    int workers() const { return workers_; }
-
     // A worker that wakes late finds the job closed and leaves it alone, so the caller waits only
-    // for those that took part.
-    void run(const Job& job) {
-        job_ = job;
-        next_.store(0, std::memory_order_relaxed);
-        open_.store(true, std::memory_order_seq_cst);
-        generation_.fetch_add(1, std::memory_order_seq_cst);
-        if (sleepers_.load(std::memory_order_seq_cst) > 0) {
-            {
-                std::lock_guard<std::mutex> lock(mutex_);
-            }
-            wake_.notify_all();
-        }
+    // for those that took part (and for one that is just looking).
+    void run(Task task, void* context, int64_t first, int64_t count, int limit) {
+        team_ = static_cast<int>(std::min<int64_t>({limit, workers_, count}));
+        task_ = task;
+        context_ = context;
+        first_ = first;
+        for (int64_t id = 0; id < team_; ++id)
+            shares_[id].tasks.store(range(count * id / team_, count * (id + 1) / team_),
+                                    std::memory_order_relaxed);
+        ticket_.fetch_add(1);  // odd: open
+        if (sleepers_.load() > 0) wake_all(ticket_);
         take(0);
-        open_.store(false, std::memory_order_seq_cst);
-        for (int spins = 0; active_.load(std::memory_order_seq_cst) > 0; ++spins) {
-            if (spins < kSpins)
-                relax();
-            else
-                std::this_thread::yield();
-        }
+        ticket_.fetch_add(1);  // even: closed
+        for (int id = 1; id < workers_; ++id) wait_for(shares_[id].state);
     }
 
   private:
     void take(int worker) {
-        for (;;) {
-            const int64_t index = next_.fetch_add(1, std::memory_order_relaxed);
-            if (index >= job_.count) return;
-            job_.task(job_.context, index, worker);
+        do {
+            for (int64_t index; (index = next_of(shares_[worker].tasks)) >= 0;)
+                task_(context_, first_ + index, worker);
+        } while (take_over(worker));
+    }
+
+    static int64_t next_of(std::atomic<uint64_t>& tasks) {
+        uint64_t now = tasks.load(std::memory_order_relaxed);
+        while (now >> 32 < (now & 0xffffffffu))
+            if (tasks.compare_exchange_weak(now, now + (uint64_t{1} << 32),
+                                            std::memory_order_relaxed))
+                return static_cast<int64_t>(now >> 32);
+        return -1;
+    }
+
+    // Moves the latter half of what another one has left into this worker's empty share.
+    bool take_over(int worker) {
+        for (int step = 1; step < team_; ++step) {
+            auto& tasks = shares_[(worker + step) % team_].tasks;
+            uint64_t now = tasks.load(std::memory_order_relaxed);
+            for (uint64_t begin, end; (begin = now >> 32) < (end = now & 0xffffffffu);) {
+                const uint64_t middle = begin + (end - begin) / 2;
+                if (!tasks.compare_exchange_weak(now, range(begin, middle),
+                                                 std::memory_order_relaxed))
+                    continue;
+                shares_[worker].tasks.store(range(middle, end), std::memory_order_relaxed);
+                return true;
+            }
         }
+        return false;
+    }
+
+    static void wait_for(std::atomic<uint32_t>& state) {
+        if (spin_until([&] { return state.load() == kResting; }, kCallerPatience, false)) return;
+        uint32_t now = kWorking;
+        while (now != kResting)
+            if (now == kAwaited || state.compare_exchange_strong(now, kAwaited)) {
+                sleep_while(state, kAwaited);
+                now = state.load();
+            }
     }
 
     void work(int id) {
-        uint64_t seen = 0;
+        auto& state = shares_[id].state;
+        uint32_t seen = 0;
         for (;;) {
-            seen = wait(seen);
-            if (stop_) return;
-            active_.fetch_add(1, std::memory_order_seq_cst);
-            if (open_.load(std::memory_order_seq_cst) && id < job_.limit) take(id);
-            active_.fetch_sub(1, std::memory_order_seq_cst);
+            seen = next_ticket(seen);
+            if (stop_.load()) return;
+            // Either this worker sees that the job is closed, or the caller that it takes part.
+            state.store(kWorking);
+            if (ticket_.load() == seen && id < team_) take(id);
+            if (state.exchange(kResting) == kAwaited) wake_all(state);
         }
     }
 
-    uint64_t wait(uint64_t seen) {
-        for (int spin = 0; spin < kSpins; ++spin) {
-            const uint64_t now = generation_.load(std::memory_order_acquire);
-            if (now != seen) return now;
-            relax();
+    // The ticket of the next open job after `seen`, or any when the pool ends.
+    uint32_t next_ticket(uint32_t seen) {
+        uint32_t now = seen;
+        const auto open = [&] {
+            now = ticket_.load();
+            return (now != seen && now % 2 == 1) || stop_.load(std::memory_order_relaxed);
+        };
+        while (!spin_until(open, kWorkerPatience, true)) {
+            sleepers_.fetch_add(1);
+            while (!open()) sleep_while(ticket_, now);
+            sleepers_.fetch_sub(1);
         }
-        std::unique_lock<std::mutex> lock(mutex_);
-        sleepers_.fetch_add(1, std::memory_order_seq_cst);
-        wake_.wait(lock,
-                   [&] { return generation_.load(std::memory_order_seq_cst) != seen || stop_; });
-        sleepers_.fetch_sub(1, std::memory_order_relaxed);
-        return generation_.load(std::memory_order_acquire);
+        return now;
     }
 
     int workers_;
-    Job job_;
-    alignas(64) std::atomic<uint64_t> generation_{0};
-    alignas(64) std::atomic<int64_t> next_{0};
-    alignas(64) std::atomic<int> active_{0};
-    std::atomic<bool> open_{false};
-    std::atomic<int> sleepers_{0};
-    std::mutex mutex_;
-    std::condition_variable wake_;
+    std::unique_ptr<Share[]> shares_;
+    // The job: written by the caller while the ticket is even, read while it is odd.
+    alignas(128) std::atomic<uint32_t> ticket_{0};
+    int team_ = 0;
+    Task task_ = nullptr;
+    void* context_ = nullptr;
+    int64_t first_ = 0;
+    alignas(128) std::atomic<int> sleepers_{0};
     std::atomic<bool> stop_{false};
     std::vector<std::thread> threads_;
 };
 
-std::mutex* g_use = new std::mutex;  // held while the pool runs a job or is replaced
+std::atomic<bool> g_busy{false};  // the pool runs a job or is being replaced
 Pool* g_pool = nullptr;
 std::atomic<int> g_workers{1};
 
-// A child has none of its parent's threads, and a lock may have been held: start from nothing.
+struct Use {
+    bool held = !g_busy.exchange(true, std::memory_order_acquire);
+    Use() = default;
+    Use(const Use&) = delete;
+    ~Use() {
+        if (held) g_busy.store(false, std::memory_order_release);
+    }
+};
+
+// A child has none of its parent's threads, and the pool may have been in use: start from nothing.
 void forget_after_fork() {
-    g_use = new std::mutex;
+    g_busy.store(false);
     g_pool = nullptr;
 }
 
@@ -186,15 +278,14 @@ thread_local Scratch t_scratch;
 }  // namespace
 
 void parallel_for(int64_t count, Task task, void* context, int max_workers) {
-    const int wanted = g_workers.load(std::memory_order_relaxed);
+    const int wanted = num_workers();
     if (count > 1 && wanted > 1 && max_workers != 1) {
-        std::unique_lock<std::mutex> lock(*g_use, std::try_to_lock);
-        if (lock.owns_lock()) {
-            if (g_pool == nullptr || g_pool->workers() > wanted) {
-                delete g_pool;
-                g_pool = new Pool(wanted);
-            }
-            g_pool->run({task, context, count, max_workers > 0 ? max_workers : wanted});
+        const Use use;
+        if (use.held) {
+            if (g_pool == nullptr) g_pool = new Pool(wanted);
+            const int limit = max_workers > 0 ? max_workers : wanted;
+            for (int64_t first = 0; first < count; first += Pool::kMostTasks)
+                g_pool->run(task, context, first, std::min(count - first, Pool::kMostTasks), limit);
             return;
         }
     }
@@ -204,10 +295,17 @@ void parallel_for(int64_t count, Task task, void* context, int max_workers) {
 int num_workers() { return g_workers.load(std::memory_order_relaxed); }
 
 void set_num_workers(int count) {
-    std::lock_guard<std::mutex> lock(*g_use);
-    delete g_pool;
-    g_pool = nullptr;
-    g_workers.store(count < 1 ? 1 : count, std::memory_order_relaxed);
+    for (;;) {
+        const Use use;
+        if (!use.held) {
+            std::this_thread::sleep_for(std::chrono::microseconds(50));
+            continue;
+        }
+        delete g_pool;
+        g_pool = nullptr;
+        g_workers.store(count < 1 ? 1 : count, std::memory_order_relaxed);
+        return;
+    }
 }
 
 void* call_scratch(size_t bytes) { return t_scratch.get(bytes); }

@@ -10,12 +10,13 @@ namespace moestro {
 using Task = void (*)(void* context, int64_t index, int worker);
 
 // Runs task(context, i, worker) for every i in [0, count), on the caller and the pool's workers.
-// worker is in [0, num_workers()). Which worker runs which index is not fixed: no result may
-// depend on it. Runs on the caller alone when another thread is using the pool. At most
-// max_workers take part (0: all), for callers that made as many buffers.
+// worker is in [0, num_workers()). Each of them begins with an even share of neighbouring indices,
+// in order; who is done early takes over half of what another has left. So which worker runs which
+// index is not fixed: no result may depend on it. Runs on the caller alone when another thread is
+// using the pool. At most max_workers take part (0: all), for callers that made as many buffers.
 void parallel_for(int64_t count, Task task, void* context, int max_workers = 0);
 
-// Threads that take part in parallel_for, the caller included.
+// Threads that take part in parallel_for, the caller included; at least 1.
 int num_workers();
 void set_num_workers(int count);
 
