@@ -29,6 +29,8 @@ ROWS: dict[Op, tuple[str, ...]] = {
     ops.embedding: ("input_ids",),
     ops.qk_norm_rope: ("qkv", "cos_sin"),
     ops.moe_gating_top_k: ("router_logits",),
+    ops.router_logits: ("x",),
+    ops.moe_router: ("x",),
     ops.moe_experts: ("x", "routing"),
     ops.sample_tokens: ("logits", "metadata"),
     ops.token_logprobs: ("logits", "token_ids"),

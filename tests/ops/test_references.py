@@ -128,6 +128,37 @@ def _moe_gating_top_k(
     )
 
 
+def _router_logits(x: Tensor, router: ops.RouterWeights) -> Tensor:
+    return _exact_router_logits(x, router).float()
+
+
+def _exact_router_logits(x: Tensor, router: ops.RouterWeights) -> Tensor:
+    weight = router.weight.double()
+    if router.terms:
+        high = weight.bfloat16().double()
+        rest = ((weight - high) * 256).bfloat16().double() / 256
+        weight = high if router.terms == 1 else high + rest
+    return x.double() @ weight.T
+
+
+def _moe_router(
+    x: Tensor, router: ops.RouterWeights, rule: ops.GatingRule, expert_counts: Tensor | None = None
+) -> ops.Routing:
+    routing = _moe_gating_top_k(
+        _exact_router_logits(x, router),
+        router.expert_bias,
+        rule.top_k,
+        rule.scoring,
+        rule.renormalize,
+        rule.epsilon,
+        rule.scaling,
+    )
+    if expert_counts is not None:
+        for expert in routing.topk_ids.flatten().tolist():
+            expert_counts[expert] += 1
+    return routing
+
+
 def _moe_experts(
     x: Tensor, routing: ops.Routing, experts: ops.ExpertWeights, fp32_combine: bool
 ) -> Tensor:
@@ -163,6 +194,8 @@ DIRECT: dict[Op, Direct] = {
     ops.store_kv: _store_kv,
     ops.paged_attention: _paged_attention,
     ops.moe_gating_top_k: _moe_gating_top_k,
+    ops.router_logits: _router_logits,
+    ops.moe_router: _moe_router,
     ops.moe_experts: _moe_experts,
 }
 CASES = [(op, case) for op in DIRECT for case in op.cases()]

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 
 from moestro.core.hardware import HardwareSpec
+from moestro.ops.routing import RouterWeights
 
 
 class Device(Protocol):
@@ -33,3 +34,6 @@ class Device(Protocol):
 
         It may arrange their memory for speed; shapes, addresses and what they hold stay.
         """
+
+    def pack_router(self, router: RouterWeights) -> RouterWeights:
+        """The same router with its weight in the layout of this device's kernels as well."""

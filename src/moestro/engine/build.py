@@ -22,6 +22,7 @@ from moestro.engine.input_processor import InputLimits, InputProcessor
 from moestro.engine.tokenizer import Tokenizer
 from moestro.errors import CapacityError
 from moestro.kvcache.manager import KVCacheManager
+from moestro.layers.moe import pack_routers
 from moestro.models.registry import build_model
 from moestro.planner.placement import make_plan
 from moestro.planner.report import plan_lines
@@ -132,6 +133,7 @@ def _load_runner(
         model = build_model(spec, getattr(torch, plan.dtype), num_mtp_layers=plan.num_mtp_layers)
         device.prepare_weights(model.parameters())
         load_weights(model, model_dir, progress)
+        pack_routers(model, device, getattr(torch, plan.dtype))
         kv_pool = KVPool(spec, plan.num_pages, plan.page_size, getattr(torch, plan.kv_cache_dtype))
         return ModelRunner(
             model, kv_pool, max_num_seqs=plan.max_num_seqs, max_model_len=plan.max_model_len

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from moestro import ops
+from moestro.backends.base import Device
 from moestro.core.model_spec import MoeSpec
 from moestro.layers.linear import Linear
 from moestro.layers.mlp import MLP
@@ -30,7 +31,8 @@ class MoE(nn.Module):
     """Routes each token to its experts and adds the shared one.
 
     The router's weight and the expert bias are fp32 whatever the model's dtype is: rounded to
-    bf16 they choose other experts.
+    bf16 they choose other experts. expert_counts: [E] int64, where given the number of tokens that
+    chose each expert is added to it.
     """
 
     def __init__(
@@ -43,6 +45,15 @@ class MoE(nn.Module):
         if moe.has_expert_bias:
             bias = torch.empty(moe.num_experts, dtype=torch.float32, device=device)
             self.expert_bias = nn.Parameter(bias, requires_grad=False)
+        self._router: ops.RouterWeights | None = None
+        self.expert_counts: torch.Tensor | None = None
+        self.gating_rule = ops.GatingRule(
+            moe.num_experts_per_tok,
+            moe.scoring,
+            moe.renormalize,
+            moe.renormalize_epsilon,
+            moe.scaling,
+        )
         self.experts = Experts(moe, hidden_size, dtype, device)
         self.shared_experts: MLP | None = None
         if moe.num_shared_experts:
@@ -55,18 +66,17 @@ class MoE(nn.Module):
         return y
 
     def route(self, x: torch.Tensor) -> ops.Routing:
-        """The experts of each token and their weights, decided in fp32."""
-        moe = self.moe
-        routing: ops.Routing = ops.moe_gating_top_k(
-            self.gate(x.float()),
-            self.expert_bias,
-            moe.num_experts_per_tok,
-            moe.scoring,
-            moe.renormalize,
-            moe.renormalize_epsilon,
-            moe.scaling,
-        )
+        """The experts of each token and their weights, decided in fp32; counts them."""
+        router = self._router or self._plain_router(x.dtype)
+        routing: ops.Routing = ops.moe_router(x, router, self.gating_rule, self.expert_counts)
         return routing
+
+    def pack_router(self, device: Device, dtype: torch.dtype) -> None:
+        """Lay the router out for activations of `dtype`; to be called once the weight is filled."""
+        self._router = device.pack_router(self._plain_router(dtype))
+
+    def _plain_router(self, dtype: torch.dtype) -> ops.RouterWeights:
+        return ops.RouterWeights.of(self.gate.weight, self.expert_bias, dtype)
 
     def _weights(self) -> ops.ExpertWeights:
         routed, shared = self.experts, self.shared_experts
@@ -78,3 +88,10 @@ class MoE(nn.Module):
             shared.gate_up_proj.weight,
             shared.down_proj.weight,
         )
+
+
+def pack_routers(model: nn.Module, device: Device, dtype: torch.dtype) -> None:
+    """Lay out the router of every MoE layer; to be called once the weights are filled."""
+    for module in model.modules():
+        if isinstance(module, MoE):
+            module.pack_router(device, dtype)

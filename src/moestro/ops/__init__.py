@@ -4,10 +4,18 @@ from moestro.ops.activation import silu_and_mul
 from moestro.ops.attention import AttentionMetadata, paged_attention
 from moestro.ops.kv_pages import KVPages, store_kv
 from moestro.ops.linear import embedding, linear
-from moestro.ops.moe import ExpertWeights, Routing, moe_experts, moe_gating_top_k
+from moestro.ops.moe import ExpertWeights, moe_experts
 from moestro.ops.norm import add_rms_norm, rms_norm
 from moestro.ops.registry import Body, Op, all_ops, implements
 from moestro.ops.rope import qk_norm_rope
+from moestro.ops.routing import (
+    GatingRule,
+    RouterWeights,
+    Routing,
+    moe_gating_top_k,
+    moe_router,
+    router_logits,
+)
 from moestro.ops.sampling import (
     RankedLogprobs,
     SamplingMetadata,
@@ -25,9 +33,11 @@ __all__ = [
     "AttentionMetadata",
     "Body",
     "ExpertWeights",
+    "GatingRule",
     "KVPages",
     "Op",
     "RankedLogprobs",
+    "RouterWeights",
     "Routing",
     "SamplingMetadata",
     "TokenBias",
@@ -43,9 +53,11 @@ __all__ = [
     "linear",
     "moe_experts",
     "moe_gating_top_k",
+    "moe_router",
     "paged_attention",
     "qk_norm_rope",
     "rms_norm",
+    "router_logits",
     "sample_tokens",
     "silu_and_mul",
     "store_kv",

@@ -1,4 +1,4 @@
-"""Mixture of experts: choosing experts, and running them."""
+"""Mixture of experts: running the chosen ones."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,18 +7,11 @@ from functools import partial
 import torch
 
 from moestro.ops.registry import op
+from moestro.ops.routing import Routing
 from moestro.ops.testing import FLOAT_DTYPES, Arguments, Case, normal
 from moestro.quant.format import WeightTensor
 from moestro.quant.weight import expert as expert_of
 from moestro.quant.weight import linear
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """Experts of each token in order of choice: topk_ids [T, K] int32, topk_weights [T, K] fp32."""
-
-    topk_ids: torch.Tensor
-    topk_weights: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,79 +26,6 @@ class ExpertWeights:
     down_proj: torch.Tensor | WeightTensor
     shared_gate_up_proj: torch.Tensor | WeightTensor | None = None
     shared_down_proj: torch.Tensor | WeightTensor | None = None
-
-
-def _gating_cases() -> Iterator[Case]:
-    for scoring in ("sigmoid", "softmax"):
-        for renormalize in (True, False):
-            for tokens, experts, top_k in ((0, 8, 2), (1, 4, 1), (3, 192, 8), (70, 16, 16)):
-                name = f"{scoring}, renormalize {renormalize}, {top_k} of {[tokens, experts]}"
-                make = partial(_draw_gating, (tokens, experts, top_k), scoring, renormalize)
-                yield Case(name, torch.float32, make)
-        for bias in (None, "large", "below a bf16 ulp"):
-            make = partial(_draw_gating, (40, 24, 4), scoring, True, bias=bias)
-            yield Case(f"{scoring}, bias {bias}", torch.float32, make)
-            yield Case(f"{scoring}, ties, bias {bias}", torch.float32, partial(make, ties=True))
-
-
-def _draw_gating(
-    size: tuple[int, int, int],
-    scoring: str,
-    renormalize: bool,
-    generator: torch.Generator,
-    *,
-    bias: str | None = "large",
-    ties: bool = False,
-) -> Arguments:
-    """size: T, E, K. ties: few distinct logits, and pairs of experts with one bias."""
-    tokens, experts, top_k = size
-    logits = torch.randn((tokens, experts), generator=generator) * 2
-    expert_bias = None
-    if bias == "large":
-        expert_bias = torch.randn(experts, generator=generator)
-    elif bias is not None:
-        logits = logits[:, :1].expand(-1, experts).contiguous()
-        expert_bias = 0.5 + torch.randperm(experts, generator=generator) * 1e-5
-    if ties:
-        logits = logits.round()
-        if expert_bias is not None:
-            expert_bias = expert_bias[torch.arange(experts) // 2 * 2]
-    return {
-        "router_logits": logits,
-        "expert_bias": expert_bias,
-        "top_k": top_k,
-        "scoring": scoring,
-        "renormalize": renormalize,
-        "epsilon": 1e-20 if scoring == "sigmoid" else 0.0,
-        "scaling": 2.826 if scoring == "sigmoid" else 1.0,
-    }
-
-
-@op(cases=_gating_cases)
-def moe_gating_top_k(
-    router_logits: torch.Tensor,
-    expert_bias: torch.Tensor | None,
-    top_k: int,
-    scoring: str,
-    renormalize: bool,
-    epsilon: float,
-    scaling: float,
-) -> Routing:
-    """Choose top_k experts a token.
-
-    router_logits: [T, E] fp32; expert_bias: [E] fp32, added for the selection only; scoring:
-    sigmoid or softmax over all experts. Weights are the unbiased scores of the chosen, divided by
-    (their sum + epsilon) when renormalize, times scaling. Order: falling biased score, ties to the
-    lowest index. Source: HF's hy_v3 (sigmoid) and qwen3_moe (softmax).
-    """
-    logits = router_logits.float()
-    scores = torch.sigmoid(logits) if scoring == "sigmoid" else torch.softmax(logits, dim=-1)
-    keys = scores if expert_bias is None else scores + expert_bias.float()
-    topk_ids = keys.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
-    weights = scores.gather(1, topk_ids)
-    if renormalize:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + epsilon)
-    return Routing(topk_ids.int(), weights * scaling)
 
 
 def _expert_cases() -> Iterator[Case]:

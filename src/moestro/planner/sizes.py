@@ -5,6 +5,8 @@ from moestro.core.plan import LOGITS_BLOCK_BYTES, ROTARY_BLOCK_POSITIONS
 
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FP32 = 4
+_ROUTER_PANEL = 32
+"""A packed router holds a multiple of this many experts."""
 # Logits that are sampled, their processed copy, and sampling noise or sorted values.
 _LOGIT_COPIES = 3
 
@@ -26,7 +28,7 @@ def buffer_bytes(spec: ModelSpec, dtype: str, num_tokens: int, num_logits: int, 
 
     num_tokens computed in one step, num_logits rows that are sampled, length of the rotary table.
     Layers run one after another, so the widest part of one layer counts once; torch may keep
-    freed blocks, which this does not see.
+    freed blocks, which this does not see. The packed routers are counted here.
     """
     element = ELEMENT_BYTES[dtype]
     hidden = spec.hidden_size
@@ -37,7 +39,15 @@ def buffer_bytes(spec: ModelSpec, dtype: str, num_tokens: int, num_logits: int, 
     logits = num_logits * hidden * element + _logits_bytes(spec.vocab_size, num_tokens, num_logits)
     blocks = -(-length // ROTARY_BLOCK_POSITIONS)
     table = blocks * ROTARY_BLOCK_POSITIONS * spec.head_dim * _FP32
-    return num_tokens * (stream + widest) + logits + table
+    return num_tokens * (stream + widest) + logits + table + _packed_router_bytes(spec)
+
+
+def _packed_router_bytes(spec: ModelSpec) -> int:
+    """The routers' weights once more, as the kernels read them: 4 bytes each at most."""
+    if spec.moe is None:
+        return 0
+    experts = -(-spec.moe.num_experts // _ROUTER_PANEL) * _ROUTER_PANEL
+    return experts * spec.hidden_size * _FP32 * (sum(spec.moe_layers) + spec.num_mtp_layers)
 
 
 def _logits_bytes(vocab_size: int, num_tokens: int, num_logits: int) -> int:

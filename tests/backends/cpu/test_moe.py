@@ -1,4 +1,4 @@
-"""Gating and experts: against float64, awkward routings, and the same bits in any batch."""
+"""Experts: against float64, awkward routings, and the same bits in any batch."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -130,47 +130,3 @@ def test_shapes_that_do_not_match_are_refused() -> None:
         ops.moe_experts(draw(2, HIDDEN), _routing(1), weights, True)
     with pytest.raises(UnsupportedError, match="moe_experts"):
         ops.moe_experts(draw(1, HIDDEN, dtype=torch.float16), _routing(1), weights, True)
-
-
-@pytest.mark.parametrize("scoring", ["sigmoid", "softmax"])
-@pytest.mark.parametrize("renormalize", [True, False])
-@pytest.mark.parametrize("experts", [3, 64, 193])
-def test_gating_is_right(scoring: str, renormalize: bool, experts: int) -> None:
-    logits, bias = draw(40, experts, scale=3.0), draw(experts)
-    routing = ops.moe_gating_top_k(logits, bias, 3, scoring, renormalize, 1e-20, 2.5)
-    scores = logits.double()
-    scores = scores.sigmoid() if scoring == "sigmoid" else scores.softmax(-1)
-    order = (scores + bias.double()).sort(dim=-1, descending=True, stable=True).indices[:, :3]
-    assert torch.equal(routing.topk_ids.long(), order)
-    weights = scores.gather(1, order)
-    if renormalize:
-        weights = weights / weights.sum(-1, keepdim=True)
-    assert_close(routing.topk_weights, weights * 2.5, 4)
-
-
-def test_gating_breaks_ties_by_the_lowest_index() -> None:
-    logits = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0], [50.0, 60.0, 70.0, 0.0, 80.0]])
-    ids = ops.moe_gating_top_k(logits, None, 4, "sigmoid", False, 0.0, 1.0).topk_ids
-    assert ids.tolist() == [[1, 2, 4, 0], [0, 1, 2, 4]]  # sigmoid is 1 in fp32 from 17 on
-
-
-def test_gating_of_no_numbers_still_names_different_experts() -> None:
-    logits = torch.full((2, 8), float("nan"))
-    for scoring in ("sigmoid", "softmax"):
-        ids = ops.moe_gating_top_k(logits, None, 5, scoring, True, 1e-20, 1.0).topk_ids
-        assert ids.tolist() == [[0, 1, 2, 3, 4]] * 2
-
-
-def test_gating_of_a_row_does_not_depend_on_the_batch() -> None:
-    logits, bias = draw(70, 65), draw(65)
-    for scoring in ("sigmoid", "softmax"):
-        whole = ops.moe_gating_top_k(logits, bias, 8, scoring, True, 1e-20, 2.0)
-        for i in (0, 33, 69):
-            one = ops.moe_gating_top_k(logits[i : i + 1], bias, 8, scoring, True, 1e-20, 2.0)
-            assert torch.equal(one.topk_ids, whole.topk_ids[i : i + 1])
-            assert same_bits(one.topk_weights, whole.topk_weights[i : i + 1])
-
-
-def test_gating_refuses_more_choices_than_experts() -> None:
-    with pytest.raises(UnsupportedError, match="moe_gating_top_k"):
-        ops.moe_gating_top_k(torch.zeros(1, 4), None, 5, "sigmoid", True, 0.0, 1.0)

@@ -16,6 +16,8 @@ KERNEL_OPS: tuple[ops.Op, ...] = (
     ops.embedding,
     ops.linear,
     ops.moe_gating_top_k,
+    ops.router_logits,
+    ops.moe_router,
     ops.moe_experts,
     ops.paged_attention,
 )
@@ -32,6 +34,7 @@ if library.has_native():
         moe,
         norm,
         rope,
+        routing,
     )
 
     library.native().set_num_threads(probe_cpu().num_threads)

@@ -74,6 +74,17 @@ class GatingArgs(ctypes.Structure):
     ]
 
 
+class RouterArgs(ctypes.Structure):
+    """Arguments of moe_router; bias, counts and logits may be null, topk_ids for logits only."""
+
+    _fields_ = [
+        *_fields("x weight bias counts logits topk_ids topk_weights", c_void_p),
+        *_fields("num_tokens hidden num_experts top_k", c_int64),
+        *_fields("epsilon scaling", c_float),
+        *_fields("softmax renormalize x_dtype terms", c_int32),
+    ]
+
+
 class AttentionArgs(ctypes.Structure):
     """Arguments of paged_attention; strides in elements."""
 
@@ -122,6 +133,7 @@ ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "embedding": EmbeddingArgs,
     "linear": LinearArgs,
     "moe_gating_top_k": GatingArgs,
+    "moe_router": RouterArgs,
     "moe_experts": MoeArgs,
     "paged_attention": AttentionArgs,
 }

@@ -7,6 +7,7 @@ import torch
 import moestro.backends.cpu  # noqa: F401 -- registers the bodies
 from moestro.backends.cpu import library
 from moestro.core.hardware import HardwareSpec, probe_cpu
+from moestro.ops.routing import RouterWeights
 
 _OWN_MAPPING_BYTES = 2**25
 """From this size on an allocation is a mapping of its own and goes back whole. A smaller one may
@@ -43,3 +44,10 @@ class CpuDevice:
         for weight in weights:
             if weight.nbytes > _OWN_MAPPING_BYTES:
                 library.native().use_large_pages(weight.data_ptr(), weight.nbytes)
+
+    def pack_router(self, router: RouterWeights) -> RouterWeights:
+        if not library.has_native():
+            return router
+        from moestro.backends.cpu.routing import pack_router
+
+        return pack_router(router)

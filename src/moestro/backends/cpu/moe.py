@@ -1,68 +1,15 @@
-"""Choosing and running experts on the native library."""
+"""Running experts on the native library."""
 
 import torch
 
 from moestro import ops
-from moestro.backends.cpu.arguments import DTYPE_CODES, GatingArgs, MoeArgs
+from moestro.backends.cpu.arguments import DTYPE_CODES, MoeArgs
 from moestro.backends.cpu.buffers import new_empty
 from moestro.backends.cpu.launch import Kernel, launch
 from moestro.ops.registry import implements
 from moestro.quant.format import WeightTensor
 
-_GATING, _EXPERTS = Kernel("moe_gating_top_k"), Kernel("moe_experts")
-_MAX_EXPERTS = 4096
-
-
-def _fits_gating(
-    router_logits: torch.Tensor,
-    expert_bias: torch.Tensor | None,
-    top_k: int,
-    scoring: str,
-    renormalize: bool,
-    epsilon: float,
-    scaling: float,
-) -> bool:
-    experts = router_logits.shape[-1]
-    return (
-        router_logits.dim() == 2
-        and router_logits.dtype == torch.float32
-        and 0 < top_k <= experts <= _MAX_EXPERTS
-        and scoring in ("sigmoid", "softmax")
-        and (expert_bias is None or expert_bias.shape == (experts,))
-    )
-
-
-@implements(ops.moe_gating_top_k, devices=("cpu",), when=_fits_gating, invariant=True)
-def moe_gating_top_k(
-    router_logits: torch.Tensor,
-    expert_bias: torch.Tensor | None,
-    top_k: int,
-    scoring: str,
-    renormalize: bool,
-    epsilon: float,
-    scaling: float,
-) -> ops.Routing:
-    logits = router_logits.contiguous()
-    bias = None if expert_bias is None else expert_bias.float().contiguous()
-    tokens, experts = logits.shape
-    topk_ids = new_empty((tokens, top_k), torch.int32)
-    topk_weights = new_empty((tokens, top_k), torch.float32)
-    arguments = GatingArgs(
-        logits.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        topk_ids.data_ptr(),
-        topk_weights.data_ptr(),
-        tokens,
-        experts,
-        top_k,
-        epsilon,
-        scaling,
-        scoring == "softmax",
-        renormalize,
-    )
-    held = (logits, topk_ids, topk_weights)
-    launch(_GATING, arguments, *held, *(() if bias is None else (bias,)))
-    return ops.Routing(topk_ids, topk_weights)
+_EXPERTS = Kernel("moe_experts")
 
 
 def _fits(

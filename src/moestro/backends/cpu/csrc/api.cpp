@@ -30,6 +30,7 @@ constexpr Op kOps[] = {
     {"embedding", sizeof(EmbeddingArgs), launch_embedding},
     {"linear", sizeof(LinearArgs), launch_linear},
     {"moe_gating_top_k", sizeof(GatingArgs), launch_moe_gating_top_k},
+    {"moe_router", sizeof(RouterArgs), launch_moe_router},
     {"moe_experts", sizeof(MoeArgs), launch_moe_experts},
     {"paged_attention", sizeof(AttentionArgs), launch_paged_attention},
 };

@@ -42,6 +42,7 @@ Status launch_embedding(const void* args);
 Status launch_linear(const void* args);
 Status launch_moe_experts(const void* args);
 Status launch_moe_gating_top_k(const void* args);
+Status launch_moe_router(const void* args);
 Status launch_paged_attention(const void* args);
 
 }  // namespace moestro

@@ -23,6 +23,7 @@ struct AttentionKernels {
 
 struct RoutingKernels {
     void (*moe_gating_top_k)(const GatingArgs&);
+    Status (*moe_router)(const RouterArgs&);
 };
 
 struct SamplingKernels {};

@@ -124,4 +124,20 @@ struct GatingArgs {
     int32_t softmax, renormalize;
 };
 
+// The router: logits, and the choice of experts from them. Weights as pack_router laid them out
+// (backends/cpu/routing.py).
+struct RouterArgs {
+    const void* x;       // [T, N], contiguous
+    const void* weight;  // packed
+    const float* bias;   // [E] or null
+    int64_t* counts;     // [E] tokens an expert was chosen by, added to; or null
+    float* logits;       // [T, E] or null: not kept
+    int32_t* topk_ids;   // [T, K]; null: logits only
+    float* topk_weights;
+    int64_t num_tokens, hidden, num_experts, top_k;
+    float epsilon, scaling;
+    int32_t softmax, renormalize;
+    int32_t x_dtype, terms;  // terms: 0 fp32 weights, 1 or 2 bf16 weights a number
+};
+
 }  // namespace moestro

@@ -24,13 +24,27 @@ inline void expert_scores(const float* logits, int64_t experts, bool softmax, fl
     });
 }
 
+// What the choice needs; the same for every token.
+struct GatingRule {
+    const float* bias;  // or null
+    int64_t num_experts, top_k;
+    float epsilon, scaling;
+    bool softmax, renormalize;
+};
+
+template <class Args>
+inline GatingRule rule_of(const Args& a) {
+    return {a.bias,    a.num_experts,  a.top_k,           a.epsilon,
+            a.scaling, a.softmax != 0, a.renormalize != 0};
+}
+
 // Falling keys, ties to the lowest index, NaN first: always top_k different experts.
-inline void choose(const GatingArgs& a, const float* scores, int32_t* ids, float* keys) {
+inline void choose(const GatingRule& rule, const float* scores, int32_t* ids, float* keys) {
     int64_t chosen = 0;
-    for (int64_t e = 0; e < a.num_experts; ++e) {
-        const float key = key_of(a.bias == nullptr ? scores[e] : scores[e] + a.bias[e]);
-        if (chosen == a.top_k && !(key > keys[chosen - 1])) continue;
-        int64_t at = chosen < a.top_k ? chosen++ : chosen - 1;
+    for (int64_t e = 0; e < rule.num_experts; ++e) {
+        const float key = key_of(rule.bias == nullptr ? scores[e] : scores[e] + rule.bias[e]);
+        if (chosen == rule.top_k && !(key > keys[chosen - 1])) continue;
+        int64_t at = chosen < rule.top_k ? chosen++ : chosen - 1;
         for (; at > 0 && key > keys[at - 1]; --at) {
             keys[at] = keys[at - 1];
             ids[at] = ids[at - 1];
@@ -40,19 +54,25 @@ inline void choose(const GatingArgs& a, const float* scores, int32_t* ids, float
     }
 }
 
+constexpr int64_t kMaxExperts = 4096;  // the caller refuses more
+
+// One token's experts and their weights.
+inline void gate_token(const GatingRule& rule, const float* logits, int32_t* ids, float* weights) {
+    float scores[kMaxExperts], keys[kMaxExperts];
+    expert_scores(logits, rule.num_experts, rule.softmax, scores);
+    choose(rule, scores, ids, keys);
+    float sum = 0.0f;
+    for (int64_t k = 0; k < rule.top_k; ++k) sum += scores[ids[k]];
+    for (int64_t k = 0; k < rule.top_k; ++k) {
+        const float score = scores[ids[k]];
+        weights[k] = (rule.renormalize ? score / (sum + rule.epsilon) : score) * rule.scaling;
+    }
+}
+
 void moe_gating_top_k(const GatingArgs& a) {
-    constexpr int64_t kMaxExperts = 4096;  // the caller refuses more
+    const GatingRule rule = rule_of(a);
     for_rows(a.num_tokens, 16 * a.num_experts, [&](int64_t token) {
-        float scores[kMaxExperts], keys[kMaxExperts];
-        int32_t* ids = a.topk_ids + token * a.top_k;
-        float* weights = a.topk_weights + token * a.top_k;
-        expert_scores(a.logits + token * a.num_experts, a.num_experts, a.softmax != 0, scores);
-        choose(a, scores, ids, keys);
-        float sum = 0.0f;
-        for (int64_t k = 0; k < a.top_k; ++k) sum += scores[ids[k]];
-        for (int64_t k = 0; k < a.top_k; ++k) {
-            const float score = scores[ids[k]];
-            weights[k] = (a.renormalize ? score / (sum + a.epsilon) : score) * a.scaling;
-        }
+        gate_token(rule, a.logits + token * a.num_experts, a.topk_ids + token * a.top_k,
+                   a.topk_weights + token * a.top_k);
     });
 }
