@@ -8,6 +8,7 @@ import pytest
 from tests.cli.terminal import main, moestro
 
 from moestro import envs
+from moestro.backends.cpu import library
 from moestro.cli import doctor
 
 NAMES = [
@@ -15,6 +16,7 @@ NAMES = [
     "libraries",
     "kernels",
     "cpu",
+    "speed",
     "memory",
     "cache",
     "bundled model",
@@ -67,6 +69,15 @@ def test_reference_bodies_are_a_warning() -> None:
     line = next(text for text in done.stdout.splitlines() if "kernels" in text)
     assert line.startswith(" warn kernels")
     assert "reference bodies serve" in line
+    assert "speed          not measured" in done.stdout
+
+
+@pytest.mark.skipif(not library.has_native(), reason="no kernel library was built here")
+def test_doctor_measures(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = findings(capsys, "--cache-dir", str(tmp_path))["speed"]
+    assert found["level"] == library.status().isa
+    assert float(str(found["read_gbps"])) > 0
+    assert float(str(found["fp32_gflops"])) > 0
 
 
 def test_a_port_in_use_is_a_warning(

@@ -8,7 +8,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ def findings(cache_dir: str | None) -> Iterator[Finding]:
         ("libraries", _libraries),
         ("kernels", _kernels),
         ("cpu", _cpu),
+        ("speed", _speed),
         ("memory", _memory),
         ("cache", lambda: _cache(cache_dir)),
         ("bundled model", _bundled_model),
@@ -126,6 +127,26 @@ def _cpu() -> Finding:
         f"affinity mask{quota}; {facts['num_threads']} threads by default"
     )
     return Finding("cpu", OK, text, facts)
+
+
+def _speed() -> Finding:
+    """What the machine reaches now, measured in half a second."""
+    from moestro.backends.cpu import library
+    from moestro.cli.bench.machine import measure_machine
+
+    if not library.has_native():
+        return Finding("speed", OK, "not measured: no kernel library is in use")
+    limits = measure_machine(seconds=0.3)
+    peaks = [f"fp32 {limits.fp32_gflops:,.0f} GFLOP/s"]
+    if limits.bf16_gflops is not None:
+        peaks.append(f"bf16 {limits.bf16_gflops:,.0f} GFLOP/s")
+    if limits.int8_gops is not None:
+        peaks.append(f"int8 {limits.int8_gops:,.0f} GOP/s")
+    text = (
+        f"{limits.num_threads} threads at level {limits.level} read {limits.read_gbps:.1f} GB/s; "
+        f"peaks: {', '.join(peaks)} (moestro bench machine measures longer)"
+    )
+    return Finding("speed", OK, text, asdict(limits))
 
 
 def _memory() -> Finding:

@@ -8,7 +8,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from ctypes import c_char_p, c_int32, c_int64, c_void_p
+from ctypes import c_char_p, c_double, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,9 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "moestro_num_threads": (_I, []),
     "moestro_release_scratch": (None, []),
     "moestro_use_large_pages": (None, [_P, _N]),
+    "moestro_read_rates": (_I, [_N, _I, _P]),
+    "moestro_peak_rates": (_I, [_I, c_double, _I, _P]),
+    "moestro_time_regions": (c_double, [_N, _N, _N]),
 }
 
 

@@ -28,6 +28,19 @@ struct RoutingKernels {
 
 struct SamplingKernels {};
 
+// One loop of a level's best instruction on registers alone, and how many operations a round of it
+// does (a multiply-add is two); null where the level has no such instruction.
+struct Peak {
+    float (*run)(int64_t rounds);
+    int64_t operations;
+};
+
+struct MachineKernels {
+    static constexpr int kKinds = 3;
+    Peak peaks[kKinds];  // fp32, bf16, int8
+    float (*read)(const float* data, int64_t count);
+};
+
 struct Kernels {
     const char* name;
     ElementwiseKernels elementwise;
@@ -35,6 +48,7 @@ struct Kernels {
     AttentionKernels attention;
     RoutingKernels routing;
     SamplingKernels sampling;
+    MachineKernels machine;
 };
 
 // The table of each level that this build has; level.cpp defines one a level.

@@ -8,8 +8,8 @@ namespace moestro::MOESTRO_LEVEL {
 
 const Kernels& kernels() {
     static const Kernels table = {
-        MOESTRO_TEXT(MOESTRO_LEVEL), elementwise_kernels(), matmul_kernels(),
-        attention_kernels(),         routing_kernels(),     sampling_kernels()};
+        MOESTRO_TEXT(MOESTRO_LEVEL), elementwise_kernels(), matmul_kernels(), attention_kernels(),
+        routing_kernels(),           sampling_kernels(),    machine_kernels()};
     return table;
 }
 

@@ -39,6 +39,7 @@ MatmulKernels matmul_kernels();
 AttentionKernels attention_kernels();
 RoutingKernels routing_kernels();
 SamplingKernels sampling_kernels();
+MachineKernels machine_kernels();
 
 namespace {
 
