@@ -194,3 +194,13 @@ def test_servers_do_not_share_metrics() -> None:
 def test_cache_config() -> None:
     labels = {"block_size": "64", "num_gpu_blocks": "7", "engine": "0"}
     assert make().registry.get_sample_value("vllm:cache_config_info", labels) == 1
+
+
+def test_expert_tokens_are_summed_by_layer_and_expert() -> None:
+    metrics = make()
+    assert not families(metrics)["moestro:expert_tokens"].samples
+    metrics.observe_expert_tokens([(1, [3, 0]), (2, [0, 4])])
+    metrics.observe_expert_tokens([(1, [2, 0])])
+    assert value(metrics, "moestro:expert_tokens_total", layer="1", expert="0") == 5
+    assert value(metrics, "moestro:expert_tokens_total", layer="2", expert="1") == 4
+    assert len(families(metrics)["moestro:expert_tokens"].samples) == 2

@@ -6,11 +6,13 @@ is never fed. Names and buckets: vLLM 0.33 (vllm/v1/metrics), so that its dashbo
 generators that scrape it work unchanged.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -110,6 +112,36 @@ _COUNTERS = (
 )
 
 
+class _ExpertTokens(Collector):
+    """Tokens by layer and expert: plain sums, made into samples when they are scraped.
+
+    A model with L layers of E experts has at most L E of them; an expert without tokens has none.
+    """
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self._labels = labels
+        self._totals: dict[int, list[int]] = {}
+
+    def add(self, rows: Iterable[tuple[int, Sequence[int]]]) -> None:
+        for layer, counts in rows:
+            before = self._totals.get(layer, [0] * len(counts))
+            self._totals[layer] = [a + b for a, b in zip(before, counts, strict=True)]
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(
+            "moestro:expert_tokens",
+            "Tokens that chose an expert of a layer.",
+            labels=[*self._labels, "layer", "expert"],
+        )
+        for layer, counts in list(self._totals.items()):
+            for expert, count in enumerate(counts):
+                if count:
+                    family.add_metric(
+                        [*self._labels.values(), str(layer), str(expert)], float(count)
+                    )
+        yield family
+
+
 class ServerMetrics:
     """The metrics of one server. observe_step belongs to one thread, the rest to any.
 
@@ -144,6 +176,8 @@ class ServerMetrics:
         self._disconnects = self._counter(
             "moestro:client_disconnects", "Requests aborted because their client went away."
         )
+        self._experts = _ExpertTokens(self._labels)
+        self.registry.register(self._experts)
         info = {**{k: str(v) for k, v in cache_config.items()}, "engine": "0"}
         Gauge(
             "vllm:cache_config_info",
@@ -164,6 +198,10 @@ class ServerMetrics:
             self._seen[name] = max(value, self._seen[name])
         if stepped:
             self._iteration_tokens.observe(stats.last_step_tokens)
+
+    def observe_expert_tokens(self, rows: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """Add (layer, tokens of each expert) rows; core.step.ExpertTokens gives them."""
+        self._experts.add(rows)
 
     def observe_phases(self, times: PhaseTimes) -> None:
         """Record where one ended request spent its time."""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from moestro.core.outputs import Logprob
 from moestro.core.request import FinishReason, Request
+from moestro.core.step import ExpertTokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +83,13 @@ class StepReport:
     """Everything one step has to tell, in a deterministic order.
 
     times: of the requests that ended by themselves in it; the only part that depends on a clock,
-    and no part of equality.
+    and no part of equality. expert_tokens: see core.step.StepOutput.
     """
 
     deltas: tuple[SequenceDelta, ...] = ()
     stats: EngineStats = field(default_factory=EngineStats)
     times: tuple[RequestTimes, ...] = field(default=(), compare=False)
+    expert_tokens: ExpertTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ a sequence in `new_sequences` until one that names it in `released`. A preempted
 released and later comes back as new, with all its tokens.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -94,11 +95,34 @@ class SequenceOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertTokens:
+    """How many tokens chose each expert since the last one of these.
+
+    layers: the model's layer that each row is of. counts: a row of num_experts int64 a layer, in
+    this machine's byte order, so that making one costs a copy and no more.
+    """
+
+    layers: tuple[int, ...]
+    num_experts: int
+    counts: bytes
+
+    def rows(self) -> Iterator[tuple[int, Sequence[int]]]:
+        """(layer, tokens of each expert)."""
+        flat = memoryview(self.counts).cast("q")
+        for row, layer in enumerate(self.layers):
+            yield layer, flat[row * self.num_experts : (row + 1) * self.num_experts].tolist()
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
-    """Results in the order of Schedule.sequences."""
+    """Results in the order of Schedule.sequences.
+
+    expert_tokens: told now and then, not every step.
+    """
 
     step_id: int
     sequences: tuple[SequenceOutput, ...]
+    expert_tokens: ExpertTokens | None = None
 
 
 class Runner(Protocol):

@@ -149,16 +149,18 @@ class Engine:
         """Compute one step and report it; deltas in the order of the schedule, aborts first."""
         deltas, self._pending = self._pending, []
         schedule = self._scheduler.schedule()
+        expert_tokens = None
         if schedule is not None:
             self._note_starts(schedule)
             output = self._runner.execute(schedule)
+            expert_tokens = output.expert_tokens
             updates = self._scheduler.update(schedule, output)
             now_s = self._clock()
             if not (schedule.sequences or schedule.released or updates):
                 raise RuntimeError(f"step {schedule.step_id} has requests but schedules nothing")
             deltas += (d for u in updates if (d := self._digest(u, now_s)) is not None)
         times, self._times = self._times, []
-        return StepReport(tuple(deltas), self.stats(), tuple(times))
+        return StepReport(tuple(deltas), self.stats(), tuple(times), expert_tokens)
 
     def close(self) -> None:
         """Drop all requests and release the runner's memory."""

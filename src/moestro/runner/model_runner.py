@@ -8,6 +8,7 @@ import torch
 from moestro.core.plan import LOGITS_BLOCK_BYTES
 from moestro.core.step import Schedule, SequenceOutput, StepOutput, TokenLogprobs
 from moestro.models.causal_lm import CausalLM
+from moestro.runner.expert_counter import ExpertCounter
 from moestro.runner.forward_batch import ForwardBatch, ScoredRun
 from moestro.runner.inputs import InputBuilder
 from moestro.runner.kv_pool import KVPool
@@ -34,6 +35,7 @@ class ModelRunner:
         self._model = model
         self._kv_pool = kv_pool
         self._inputs = InputBuilder(max_num_seqs, max_model_len, kv_pool.page_size)
+        self._experts = ExpertCounter(model)
         self._logits_rows = max(1, logits_block_bytes // (4 * model.spec.vocab_size))
 
     @torch.inference_mode()
@@ -41,7 +43,7 @@ class ModelRunner:
         """Run one step. Raises ValueError for a schedule that contradicts what came before."""
         self._inputs.admit(schedule)
         if not schedule.sequences:
-            return StepOutput(schedule.step_id, ())
+            return StepOutput(schedule.step_id, (), self._experts.take())
         states = self._inputs.states(schedule)
         batch = self._inputs.build(schedule, states)
         hidden_states = self._model(
@@ -54,7 +56,8 @@ class ModelRunner:
         for state, output in zip(states, outputs, strict=True):
             for token_id in output.token_ids:
                 state.append(token_id)
-        return StepOutput(schedule.step_id, tuple(outputs))
+        counted = self._experts.due(len(batch.input_ids))
+        return StepOutput(schedule.step_id, tuple(outputs), counted)
 
     def close(self) -> None:
         """Give the KV memory back. The runner is of no use afterwards."""

@@ -51,6 +51,8 @@ class Server:
 
         def on_report(report: StepReport) -> None:
             metrics.observe_step(report.stats)
+            if report.expert_tokens is not None:
+                metrics.observe_expert_tokens(report.expert_tokens.rows())
             for times in report.times:
                 metrics.observe_phases(times)
 
