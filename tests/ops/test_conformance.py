@@ -22,8 +22,6 @@ LEVELS = library.native().levels() if library.has_native() else ("reference",)
 OPS = ops.all_ops()
 DEFINED_BY_THEMSELVES = {
     "add_rms_norm",
-    "apply_token_bias",
-    "apply_token_mask",
     "embedding",
     "linear",
     "token_logprobs",

@@ -36,8 +36,10 @@ ROWS: dict[Op, tuple[str, ...]] = {
     ops.token_logprobs: ("logits", "token_ids"),
 }
 """Parameters that hold one row a token (or sequence); all else is shared by the rows."""
-IN_PLACE = (ops.store_kv, ops.apply_penalties, ops.apply_token_bias, ops.apply_token_mask)
+IN_PLACE = (ops.store_kv,)
 """Each touches an element at most once and alone: nothing to sum in another order."""
+ELSEWHERE = (ops.paged_attention, ops.sample)
+"""Held below, and in test_sampling_step.py: rows of their arguments are more than slices."""
 CLAIMS = [(op, b) for op in ROWS for b in op.bodies.get("cpu", ()) if b.invariant]
 
 
@@ -49,13 +51,13 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def test_every_op_is_held_to_the_promise() -> None:
-    assert set(ops.all_ops()) == {*ROWS, *IN_PLACE, ops.paged_attention}
+    assert set(ops.all_ops()) == {*ROWS, *IN_PLACE, *ELSEWHERE}
 
 
 def test_the_native_library_keeps_the_promise_everywhere() -> None:
     if library.has_native():
         assert [op.name for op in ROWS if not op.bodies["cpu"][0].invariant] == []
-        assert ops.paged_attention.bodies["cpu"][0].invariant
+        assert all(op.bodies["cpu"][0].invariant for op in ELSEWHERE)
 
 
 @pytest.mark.parametrize(("op", "body"), CLAIMS, ids=[f"{o.name}-{b.name}" for o, b in CLAIMS])

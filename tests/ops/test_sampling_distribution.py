@@ -15,15 +15,19 @@ LOGITS = [2.0, 1.5, 0.3, 0.0, 0.0, -0.4, -1.0, -1.7, -2.5, -4.0]
 
 def draw(logits: list[float], count: int = DRAWS, varied: str = "position", **options: float):
     """Tokens drawn with one part of the noise key running from 0 to count."""
+    row = torch.tensor(logits).expand(count, -1)
+    return ops.sample_tokens(row, columns(count, varied, **options)).numpy()
+
+
+def columns(count: int, varied: str = "position", **options: float) -> ops.SamplingMetadata:
     fields = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     fields |= {"seed": 2024, "sample_index": 0, "position": 0} | options
-    columns = {}
+    made = {}
     for name, value in fields.items():
         real = name in ("temperature", "top_p", "min_p")
-        columns[name] = torch.full((count,), value, dtype=torch.float64 if real else torch.int64)
-    columns[varied] = torch.arange(count)
-    row = torch.tensor(logits).expand(count, -1)
-    return ops.sample_tokens(row, ops.SamplingMetadata(**columns)).numpy()
+        made[name] = torch.full((count,), value, dtype=torch.float64 if real else torch.int64)
+    made[varied] = torch.arange(count)
+    return ops.SamplingMetadata(**made)
 
 
 def probabilities(
@@ -83,23 +87,25 @@ def test_each_option(options: dict[str, float]):
 
 
 def test_penalties_bias_and_mask():
-    """Each edit is applied to a row by its op, and the draws follow the edited distribution."""
-    logits = torch.tensor([LOGITS])
-    ids = torch.tensor([0, 1, 2, 5])
-    zeros = torch.zeros(4, dtype=torch.int64)
-    ops.apply_token_bias(logits, ops.TokenBias(zeros[:1], torch.tensor([9]), torch.tensor([5.0])))
-    mask = torch.tensor([[0b11110111, 0b11]], dtype=torch.uint8)
-    ops.apply_token_mask(logits, ops.TokenMask(zeros[:1], mask))
-    counts = torch.tensor([2, 0, 1, 1])
-    of = [torch.full((4,), v, dtype=torch.float64) for v in (1.2, 0.3, 0.5)]
-    ops.apply_penalties(logits, ops.TokenCounts(zeros, ids, counts, *of))
+    """All edits in the one call that samples a step; every row reads the same segment."""
+    ids, counts = torch.tensor([0, 1, 2, 5]), torch.tensor([2, 0, 1, 1])
+    zeros = torch.zeros(DRAWS, dtype=torch.int64)
+    batch = ops.SamplingBatch(
+        columns(DRAWS),
+        ops.TokenBias(zeros, zeros + 1, torch.tensor([9]), torch.tensor([5.0])),
+        ops.TokenMask(zeros, torch.tensor([[0b11110111, 0b11]], dtype=torch.uint8)),
+        ops.TokenCounts(
+            zeros, zeros + 4, ids, counts, *((zeros + v).double() for v in (1.2, 0.3, 0.5))
+        ),
+    )
     x = np.array(LOGITS)
     x[9] += 5.0
     x[3] = -np.inf
     for token, count in zip(ids.tolist(), counts.tolist(), strict=True):
         x[token] = x[token] / 1.2 if x[token] > 0 else x[token] * 1.2
         x[token] -= 0.3 * count + 0.5 * (count > 0)
-    assert_follows(draw(logits[0].tolist()), probabilities(x.tolist()))
+    rows = torch.tensor(LOGITS).repeat(DRAWS, 1)
+    assert_follows(ops.sample(rows, batch).token_ids.numpy(), probabilities(x.tolist()))
 
 
 def test_rare_tokens_come_at_their_rate():
@@ -112,6 +118,31 @@ def test_rare_tokens_come_at_their_rate():
     assert abs(len(hits) - expected) < 4.5 * math.sqrt(expected)
     groups = np.bincount((hits - 1) // (rare // 10), minlength=10)
     assert ((groups - len(hits) / 10) ** 2).sum() / (len(hits) / 10) < 36
+
+
+def test_the_tail_of_the_noise_at_full_vocabulary():
+    """One token at 1 - 2e-9 against 120,831 that share the rest.
+
+    A generator whose largest noise comes too often shows here: with 32-bit uniforms clamped at
+    1e-20 (u = 1 has probability 2^-25, its noise 46) 0.36% of the draws would be of the others.
+    """
+    vocab, draws = 120_832, 4000
+    row = torch.full((1, vocab), -math.log(5e8 * (vocab - 1)))
+    row[0, 777] = 0.0
+    drawn = ops.sample_tokens(row.expand(draws, -1), columns(draws)).numpy()
+    assert (drawn == 777).all()
+
+
+def test_the_tail_is_not_cut_off_either():
+    """Tokens of 2.5e-7 each in a vocabulary of 120,832 together get their 3%."""
+    vocab, draws = 120_832, 20_000
+    rare = 2.5e-7
+    row = torch.full((1, vocab), math.log(rare / (1 - rare * (vocab - 1))))
+    row[0, 0] = 0.0
+    drawn = ops.sample_tokens(row.expand(draws, -1), columns(draws)).numpy()
+    expected = draws * rare * (vocab - 1)
+    assert abs((drawn > 0).sum() - expected) < 4.5 * math.sqrt(expected)
+    assert len(np.unique(drawn[drawn > 0])) > 0.95 * (drawn > 0).sum()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""sample() and score(): rows with options of their own, alone and together, to the bit."""
+"""Sampler: rows with options of their own, alone and together, to the bit, step after step."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ import moestro.backends.cpu  # noqa: F401 -- registers the bodies
 from moestro.core.sampling_params import SamplingParams
 from moestro.core.step import NewSequence, SequenceOutput
 from moestro.ops.noise import gumbel_noise, noise_key
-from moestro.runner.sampler import finite_rows, sample, score
+from moestro.runner.sampler import Sampler, score_prompt
 from moestro.runner.sequence_state import SequenceState
 
 ROWS = (
@@ -22,6 +22,12 @@ ROWS = (
     SamplingParams(temperature=1.3, min_p=0.2, logit_bias=((5, 3.0), (9, -100.0)), logprobs=3),
     SamplingParams(temperature=0.6, top_k=20, top_p=0.95, min_tokens=9, logprobs=5),
 )
+
+
+def sample(
+    logits: torch.Tensor, states: list[SequenceState], masks: list[bytes | None]
+) -> list[SequenceOutput]:
+    return Sampler().sample(logits, states, masks)
 
 
 def state(i: int) -> SequenceState:
@@ -75,7 +81,6 @@ def test_one_value_that_is_not_finite_stops_its_row_only(bad: float):
     logits = torch.randn((3, 4001), generator=g)
     healthy = sample(logits.clone(), [state(i) for i in (1, 2, 3)], [None] * 3)
     logits[1, 4000] = bad
-    assert finite_rows(logits) == [True, False, True]
     got = sample(logits, [state(i) for i in (1, 2, 3)], [None] * 3)
     assert (got[0], got[2]) == (healthy[0], healthy[2])
     assert got[1] == SequenceOutput(2, error=got[1].error)
@@ -93,12 +98,41 @@ def test_every_step_of_a_sequence_draws_afresh():
     assert one.token_ids[20:].tolist() == drawn
 
 
-def test_scoring_lists_as_many_as_each_row_wants():
-    logits = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
-    first, second = score(logits, [0, 2], [0, 2])
-    assert (first.token_ids, first.ranks) == ((0,), (3,))
-    assert (second.token_ids, second.ranks) == ((2, 0, 1), (3, 1, 2))
-    assert score(logits[:0], [], []) == []
+def test_scoring_a_prompt_lists_its_own_tokens_first():
+    one = state(1)
+    logits = torch.randn((3, 500), generator=torch.Generator().manual_seed(5))
+    entries, error = score_prompt(logits, one, 4)
+    assert error is None
+    assert [e.token_ids for e in entries] == [(t,) for t in one.token_ids[5:8].tolist()]
+    expected = logits.double().log_softmax(1)
+    for row, entry in enumerate(entries):
+        assert entry.logprobs[0] == pytest.approx(float(expected[row, entry.token_ids[0]]))
+    logits[2, 7] = float("nan")
+    assert score_prompt(logits, one, 4)[0] == ()
+    assert "not finite" in (score_prompt(logits, one, 4)[1] or "")
+
+
+def test_a_kept_batch_gives_what_a_new_one_gives():
+    """Options are laid out once a batch: what changes from step to step must still be seen."""
+    vocab = 383
+    g = torch.Generator().manual_seed(12)
+    kept, states = Sampler(), [state(i) for i in range(len(ROWS))]
+    again = [state(i) for i in range(len(ROWS))]
+    for step in range(150):  # past the room that a row's counts have at first, and min_tokens
+        order = [0, 1, 2, 3, 4, 5, 6, 7] if step < 80 else [6, 4, 2, 5]
+        logits = torch.randn((len(order), vocab), generator=g) * 3
+        masks: list[bytes | None] = [None] * len(order)
+        if step % 3 == 1:
+            masks[1] = bytes([0b10110111] * 48)
+        before = logits.clone()
+        got = kept.sample(logits, [states[i] for i in order], masks)
+        assert torch.equal(logits, before)
+        assert got == sample(logits, [again[i] for i in order], masks)
+        for i, output in zip(order, got, strict=True):
+            for some in (states, again):
+                some[i].append(output.token_ids[0])
+                if step % 7 == 3:  # more than one new token between two draws
+                    some[i].append(step % vocab)
 
 
 def test_the_noise_belongs_to_the_position_of_the_new_token():

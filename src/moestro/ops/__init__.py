@@ -4,6 +4,14 @@ from moestro.ops.activation import silu_and_mul
 from moestro.ops.attention import AttentionMetadata, paged_attention
 from moestro.ops.kv_pages import KVPages, store_kv
 from moestro.ops.linear import embedding, linear
+from moestro.ops.logit_edits import (
+    TokenBias,
+    TokenCounts,
+    TokenMask,
+    apply_penalties,
+    apply_token_bias,
+    apply_token_mask,
+)
 from moestro.ops.moe import ExpertWeights, moe_experts
 from moestro.ops.norm import add_rms_norm, rms_norm
 from moestro.ops.registry import Body, Op, all_ops, implements
@@ -18,13 +26,10 @@ from moestro.ops.routing import (
 )
 from moestro.ops.sampling import (
     RankedLogprobs,
+    SampledRows,
+    SamplingBatch,
     SamplingMetadata,
-    TokenBias,
-    TokenCounts,
-    TokenMask,
-    apply_penalties,
-    apply_token_bias,
-    apply_token_mask,
+    sample,
     sample_tokens,
     token_logprobs,
 )
@@ -39,6 +44,8 @@ __all__ = [
     "RankedLogprobs",
     "RouterWeights",
     "Routing",
+    "SampledRows",
+    "SamplingBatch",
     "SamplingMetadata",
     "TokenBias",
     "TokenCounts",
@@ -58,6 +65,7 @@ __all__ = [
     "qk_norm_rope",
     "rms_norm",
     "router_logits",
+    "sample",
     "sample_tokens",
     "silu_and_mul",
     "store_kv",

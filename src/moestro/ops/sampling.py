@@ -8,11 +8,19 @@ that order, top_k its first k, top_p a prefix of it, and ranks count along it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from moestro.ops.logit_edits import (
+    TokenBias,
+    TokenCounts,
+    TokenMask,
+    apply_penalties,
+    apply_token_bias,
+    apply_token_mask,
+)
 from moestro.ops.noise import gumbel_noise, log_number, needed_mass, noise_key, token_mass
 from moestro.ops.registry import op
 from moestro.ops.testing import Case
@@ -23,43 +31,6 @@ NO_TOKEN = -1
 _NEVER = float("-inf")
 _EXP_BLOCK = 8192
 """Below torch's parallel grain (32768), so that no thread count moves a vector loop's tail."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenBias:
-    """Numbers added to single logits, -inf to forbid a token.
-
-    rows, token_ids: [N] int64, each pair at most once; values: [N] fp32.
-    """
-
-    rows: torch.Tensor
-    token_ids: torch.Tensor
-    values: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class TokenMask:
-    """Grammar masks. rows: [R] int64; bits: [R, ceil(V / 8)] uint8, as core.grammar lays them."""
-
-    rows: torch.Tensor
-    bits: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class TokenCounts:
-    """The earlier tokens that penalties act on, one entry a distinct token of a row.
-
-    rows, token_ids: [N] int64, each pair at most once; output_counts: [N] int64, occurrences in
-    the output (0: in the prompt only). repetition, frequency, presence: [N] float64, the row's
-    penalties.
-    """
-
-    rows: torch.Tensor
-    token_ids: torch.Tensor
-    output_counts: torch.Tensor
-    repetition: torch.Tensor
-    frequency: torch.Tensor
-    presence: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,58 +63,32 @@ class RankedLogprobs:
     ranks: torch.Tensor
 
 
-def _bias_cases() -> Iterator[Case]:
-    for rows, vocab, entries in ((3, 383, 7), (1, 5, 5), (2, 33, 0)):
-        yield Case(
-            f"{rows}x{vocab}, {entries} entries", torch.float32, _bias_of(rows, vocab, entries)
-        )
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """What a step asks of each row. None: no row has that.
 
-
-@op(cases=_bias_cases, mutates=("logits",))
-def apply_token_bias(logits: torch.Tensor, bias: TokenBias) -> None:
-    """Add bias.values to single logits. logits: [S, V] fp32, finite or -inf; mutated.
-
-    -inf forbids a token whatever else is added to it.
+    num_logprobs: [S] int64, the most likely tokens to list, or -1 for no log probabilities;
+    max_logprobs: their largest number, the width of the result.
     """
-    at = (bias.rows, bias.token_ids)
-    logits[at] = logits[at] + bias.values
+
+    metadata: SamplingMetadata
+    bias: TokenBias | None = None
+    mask: TokenMask | None = None
+    counts: TokenCounts | None = None
+    num_logprobs: torch.Tensor | None = None
+    max_logprobs: int = 0
 
 
-def _mask_cases() -> Iterator[Case]:
-    for rows, vocab, masked in ((3, 383, 2), (1, 8, 1), (2, 9, 2), (2, 33, 0)):
-        yield Case(f"{masked} of {rows}x{vocab}", torch.float32, _mask_of(rows, vocab, masked))
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """token_ids: [S] int64; finite: [S] bool; logprobs: [S, 1 + max_logprobs], None if unasked.
 
-
-@op(cases=_mask_cases, mutates=("logits",))
-def apply_token_mask(logits: torch.Tensor, mask: TokenMask) -> None:
-    """Forbid (-inf) every token whose bit is 0. logits: [S, V] fp32; mutated."""
-    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
-    allowed = ((mask.bits[:, :, None] >> shifts) & 1).flatten(1)[:, : logits.shape[1]].bool()
-    logits[mask.rows] = logits[mask.rows].masked_fill(~allowed, _NEVER)
-
-
-def _penalty_cases() -> Iterator[Case]:
-    for rows, vocab, entries in ((3, 383, 40), (1, 5, 5), (2, 33, 0)):
-        name = f"{rows}x{vocab}, {entries} entries"
-        yield Case(name, torch.float32, _counts_of(rows, vocab, entries))
-
-
-@op(cases=_penalty_cases, mutates=("logits",))
-def apply_penalties(logits: torch.Tensor, counts: TokenCounts) -> None:
-    """Make earlier tokens less (or more) likely. logits: [S, V] fp32, finite or -inf; mutated.
-
-    x > 0 is divided by repetition, other x multiplied; then frequency * count is subtracted, and
-    presence where count > 0. In float64, rounded once to fp32; what was finite stays finite.
-    Sources: Keskar et al. 2019, https://arxiv.org/abs/1909.05858; OpenAI's API reference.
+    Entries of logprobs that a row did not ask for, or can't have: token -1, NaN, rank 0.
     """
-    at = (counts.rows, counts.token_ids)
-    before = logits[at]
-    x = before.double()
-    x = torch.where(x > 0, x / counts.repetition, x * counts.repetition)
-    x = x - counts.frequency * counts.output_counts
-    x = x - counts.presence * (counts.output_counts > 0)
-    limit = torch.finfo(torch.float32).max
-    logits[at] = torch.where(before == _NEVER, before, x.clamp(-limit, limit).float())
+
+    token_ids: torch.Tensor
+    finite: torch.Tensor
+    logprobs: RankedLogprobs | None
 
 
 def _sample_cases() -> Iterator[Case]:
@@ -204,24 +149,80 @@ def _logprob_cases() -> Iterator[Case]:
 def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> RankedLogprobs:
     """Log probabilities of one token a row and of the num_top most likely ones.
 
-    logits: [M, V] fp32, finite; token_ids: [M] int64; at most V top tokens are listed. log_softmax
-    in float64. A rank is 1 + the tokens ahead in the order above, so the top ones are 1, 2, ... .
+    logits: [M, V] fp32; token_ids: [M] int64; at most V top tokens are listed. log_softmax in
+    float64. A rank is 1 + the tokens ahead in the order above, so the top ones are 1, 2, ... .
+    A row that is not finite gets NaN, ranks 0 and no top tokens (-1).
     """
     vocab = logits.shape[1]
     shape = (logits.shape[0], 1 + min(num_top, vocab))
-    ids = torch.empty(shape, dtype=torch.int64, device=logits.device)
-    ranks = torch.empty_like(ids)
-    logprobs = torch.empty(shape, dtype=torch.float64, device=logits.device)
+    ids, logprobs, ranks = _no_logprobs(shape, logits.device)
+    ids[:, 0] = token_ids
     for i, row in enumerate(logits):
+        if not row.isfinite().all():
+            continue
         order = row.sort(descending=True, stable=True).indices
         token = token_ids[i]
-        ids[i, 0], ids[i, 1:] = token, order[: shape[1] - 1]
+        ids[i, 1:] = order[: shape[1] - 1]
         ranks[i, 0] = 1 + (order == token).nonzero()[0, 0]
         ranks[i, 1:] = torch.arange(1, shape[1], device=logits.device)
         y = row.double() - row.max().double()
         sums = torch.stack([block.exp().sum() for block in y.split(_EXP_BLOCK)])
         logprobs[i] = y[ids[i]] - sums.sum().log()
     return RankedLogprobs(ids, logprobs, ranks)
+
+
+def _no_logprobs(
+    shape: tuple[int, int], device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ids = torch.full(shape, NO_TOKEN, dtype=torch.int64, device=device)
+    return (
+        ids,
+        torch.full(shape, torch.nan, dtype=torch.float64, device=device),
+        torch.zeros_like(ids),
+    )
+
+
+def _step_cases() -> Iterator[Case]:
+    for vocab in (1, 9, 383, 4099):
+        for edited, num_top in ((False, 0), (True, 0), (False, 3), (True, 20)):
+            name = f"V={vocab}, {'edited' if edited else 'plain'}, {num_top} logprobs"
+            yield Case(name, torch.float32, _steps_of(vocab, edited, num_top))
+
+
+@op(cases=_step_cases)
+def sample(logits: torch.Tensor, batch: SamplingBatch) -> SampledRows:
+    """All of a step's sampling: log probabilities, edits, draw. logits: [S, V] fp32.
+
+    finite says whether all of a row's logits are, as they come; a row whose are not, or whose
+    tokens are all forbidden, gets NO_TOKEN and no log probabilities, and its neighbours don't
+    notice. Log probabilities are those of token_logprobs on the logits as they come, of the token
+    drawn. Then ops.logit_edits: bias, mask, penalties; then sample_tokens. Source: the order of
+    vLLM's sampler. logits are the same afterwards, but are no one else's to read meanwhile.
+    """
+    finite = logits.isfinite().all(1)
+    edited = logits.clone()
+    edited[~finite] = 0.0
+    if batch.bias is not None:
+        apply_token_bias(edited, batch.bias)
+    if batch.mask is not None:
+        apply_token_mask(edited, batch.mask)
+    if batch.counts is not None:
+        apply_penalties(edited, batch.counts)
+    token_ids = sample_tokens.reference(edited, batch.metadata)
+    token_ids[~finite] = NO_TOKEN
+    if batch.num_logprobs is None:
+        return SampledRows(token_ids, finite, None)
+    shape = (len(logits), 1 + batch.max_logprobs)
+    ids, logprobs, ranks = _no_logprobs(shape, logits.device)
+    asked = (batch.num_logprobs >= 0) & (token_ids >= 0)
+    for i in asked.nonzero().flatten().tolist():
+        top = int(batch.num_logprobs[i])
+        ranked = token_logprobs.reference(logits[i : i + 1], token_ids[i : i + 1], top)
+        columns = slice(0, ranked.token_ids.shape[1])
+        ids[i, columns] = ranked.token_ids[0]
+        logprobs[i, columns] = ranked.logprobs[0]
+        ranks[i, columns] = ranked.ranks[0]
+    return SampledRows(token_ids, finite, RankedLogprobs(ids, logprobs, ranks))
 
 
 _OPTIONS = (  # temperature, top_k, top_p, min_p
@@ -264,49 +265,39 @@ def _draws_of(vocab: int, options: tuple[tuple[float, ...], ...], flat: bool = F
     return make
 
 
-def _pairs(
-    rows: int, vocab: int, entries: int, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Distinct (row, token) pairs."""
-    flat = torch.randperm(rows * vocab, generator=generator)[:entries]
-    return flat // vocab, flat % vocab
-
-
-def _bias_of(rows: int, vocab: int, entries: int) -> Any:
+def _steps_of(vocab: int, edited: bool, num_top: int) -> Any:
     def make(generator: torch.Generator) -> dict[str, Any]:
-        at, ids = _pairs(rows, vocab, entries, generator)
-        values = torch.randn(entries, generator=generator) * 10
-        values[::3] = _NEVER
-        logits = torch.randn((rows, vocab), generator=generator)
-        return {"logits": logits, "bias": TokenBias(at, ids, values)}
+        drawn = _draws_of(vocab, _OPTIONS)(generator)
+        rows = len(_OPTIONS)
+        logits = torch.randn((rows, vocab), generator=generator) * 4
+        logits[3, vocab // 2] = float("nan")
+        logits[6, 0] = _NEVER
+        wanted = torch.arange(rows) % (num_top + 2) - 1 if num_top else None
+        batch = SamplingBatch(drawn["metadata"], num_logprobs=wanted, max_logprobs=num_top)
+        return {"logits": logits, "batch": _edited(batch, vocab, generator) if edited else batch}
 
     return make
 
 
-def _mask_of(rows: int, vocab: int, masked: int) -> Any:
-    def make(generator: torch.Generator) -> dict[str, Any]:
-        bits = torch.randint(0, 256, (masked, -(-vocab // 8)), generator=generator)
-        at = torch.randperm(rows, generator=generator)[:masked]
-        logits = torch.randn((rows, vocab), generator=generator)
-        return {"logits": logits, "mask": TokenMask(at, bits.to(torch.uint8))}
-
-    return make
-
-
-def _counts_of(rows: int, vocab: int, entries: int) -> Any:
-    def make(generator: torch.Generator) -> dict[str, Any]:
-        at, ids = _pairs(rows, vocab, entries, generator)
-        logits = torch.randn((rows, vocab), generator=generator) * 8
-        logits[torch.rand((rows, vocab), generator=generator) < 0.1] = _NEVER
-        penalties = torch.rand((3, rows), generator=generator, dtype=torch.float64) + 0.5
-        return {
-            "logits": logits,
-            "counts": TokenCounts(
-                at, ids, torch.randint(0, 5, (entries,), generator=generator), *penalties[:, at]
-            ),
-        }
-
-    return make
+def _edited(batch: "SamplingBatch", vocab: int, generator: torch.Generator) -> "SamplingBatch":
+    """With every edit, each on some of the rows."""
+    rows = len(batch.metadata.temperature)
+    row = torch.arange(rows)
+    room = min(vocab, 40)
+    starts = row * room
+    ids = torch.cat([torch.randperm(vocab, generator=generator)[:room] for _ in range(2 * rows)])
+    biases, counted = ids.split(rows * room)
+    values = torch.randn(rows * room, generator=generator) * 10
+    values[::3] = _NEVER
+    bits = torch.randint(0, 256, (2, -(-vocab // 8)), generator=generator).to(torch.uint8)
+    penalties = torch.rand((3, rows), generator=generator, dtype=torch.float64) + 0.5
+    seen = torch.randint(0, 5, (rows * room,), generator=generator)
+    return replace(
+        batch,
+        bias=TokenBias(starts, (row % 3 == 1) * (room - 1), biases, values),
+        mask=TokenMask(row % 4 - 2, bits),
+        counts=TokenCounts(starts, (row % 2) * (room - row % room), counted, seen, *penalties),
+    )
 
 
 def _logprobs_of(rows: int, vocab: int, top: int, flat: bool) -> Any:

@@ -12,7 +12,7 @@ from moestro.runner.expert_counter import ExpertCounter
 from moestro.runner.forward_batch import ForwardBatch, ScoredRun
 from moestro.runner.inputs import InputBuilder
 from moestro.runner.kv_pool import KVPool
-from moestro.runner.sampler import sample, score_prompt
+from moestro.runner.sampler import Sampler, score_prompt
 from moestro.runner.sequence_state import SequenceState
 
 
@@ -36,12 +36,15 @@ class ModelRunner:
         self._kv_pool = kv_pool
         self._inputs = InputBuilder(max_num_seqs, max_model_len, kv_pool.page_size)
         self._experts = ExpertCounter(model)
+        self._sampler = Sampler()
         self._logits_rows = max(1, logits_block_bytes // (4 * model.spec.vocab_size))
 
     @torch.inference_mode()
     def execute(self, schedule: Schedule) -> StepOutput:
         """Run one step. Raises ValueError for a schedule that contradicts what came before."""
         self._inputs.admit(schedule)
+        if schedule.released:
+            self._sampler.release()
         if not schedule.sequences:
             return StepOutput(schedule.step_id, (), self._experts.take())
         states = self._inputs.states(schedule)
@@ -76,7 +79,7 @@ class ModelRunner:
             at = batch.sampled[begin : begin + self._logits_rows]
             logits = self._model.compute_logits(hidden_states[begin : begin + len(at)])
             masks = [schedule.sequences[i].allowed_tokens for i in at]
-            drawn = sample(logits, [states[i] for i in at], masks)
+            drawn = self._sampler.sample(logits, [states[i] for i in at], masks)
             for i, output in zip(at, drawn, strict=True):
                 outputs[i] = output
 

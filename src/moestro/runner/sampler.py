@@ -6,18 +6,16 @@ import numpy as np
 import torch
 
 from moestro.core.step import SequenceOutput, TokenLogprobs
+from moestro.ops.logit_edits import TokenMask
 from moestro.ops.sampling import (
     NO_TOKEN,
+    RankedLogprobs,
+    SamplingBatch,
     SamplingMetadata,
-    TokenBias,
-    TokenCounts,
-    TokenMask,
-    apply_penalties,
-    apply_token_bias,
-    apply_token_mask,
-    sample_tokens,
+    sample,
     token_logprobs,
 )
+from moestro.runner.batch_edits import BiasRows, CountRows
 from moestro.runner.sequence_state import SequenceState
 
 _NOT_FINITE = (
@@ -29,55 +27,82 @@ _NOTHING_ALLOWED = (
 )
 
 
-def sample(
-    logits: torch.Tensor,
-    states: Sequence[SequenceState],
-    masks: Sequence[bytes | None],
-) -> list[SequenceOutput]:
-    """Draw the next token of each sequence; row i of logits [S, V] fp32 belongs to states[i].
+class Sampler:
+    """Draws the next token of each sequence of a batch, in one call of ops.sample.
 
-    logits are overwritten. masks: grammar bits (see core.grammar) or None. A sequence that can't
-    go on gets an error; its neighbours don't notice.
+    The options of the batch's rows lie in arrays that are kept as long as the batch stays the
+    same sequences in the same order; from step to step only positions change, and what the last
+    token added to penalties.
     """
-    finite = finite_rows(logits)
-    if not all(finite):
-        logits[torch.tensor(finite).logical_not()] = 0.0
-    asked = [i for i, s in enumerate(states) if s.params.logprobs is not None and finite[i]]
-    raw = logits[asked] if asked else logits[:0]
-    _edit(logits, states, masks)
-    token_ids: list[int] = sample_tokens(logits, _metadata(states)).tolist()
-    asked_token_ids = [token_ids[i] for i in asked]
-    wanted = [states[i].params.logprobs or 0 for i in asked]
-    logprobs = dict(zip(asked, score(raw, asked_token_ids, wanted), strict=True))
-    outputs = []
-    for i, (state, token_id) in enumerate(zip(states, token_ids, strict=True)):
-        if not finite[i] or token_id == NO_TOKEN:
-            error = _NOTHING_ALLOWED if finite[i] else _NOT_FINITE
-            outputs.append(SequenceOutput(state.seq_id, error=error))
-        else:
-            of_token = (logprobs[i],) if i in logprobs else ()
+
+    __slots__ = ("_batch", "_bias", "_counts", "_position", "_states")
+
+    def __init__(self) -> None:
+        self._states: list[SequenceState] = []
+        self._prepare()
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        states: Sequence[SequenceState],
+        masks: Sequence[bytes | None],
+    ) -> list[SequenceOutput]:
+        """Draw one token a row; row i of logits [S, V] fp32 belongs to states[i].
+
+        masks: grammar bits (see core.grammar) or None. A sequence that can't go on gets an error;
+        its neighbours don't notice. logits are as they were afterwards.
+        """
+        if self._states != states:
+            self._states = list(states)
+            self._prepare()
+        self._position[:] = [state.num_tokens for state in states]
+        batch = self._batch
+        bias, counts, mask = self._bias.update(), self._counts.update(), None
+        if any(masks):
+            mask = _token_mask(masks, logits.shape[1])
+        if bias is not None or counts is not None or mask is not None:
+            batch = SamplingBatch(
+                batch.metadata, bias, mask, counts, batch.num_logprobs, batch.max_logprobs
+            )
+        drawn = sample(logits, batch)
+        token_ids: list[int] = drawn.token_ids.tolist()
+        if drawn.logprobs is None and min(token_ids, default=0) >= 0:
+            return [SequenceOutput(s.seq_id, (t,)) for s, t in zip(states, token_ids, strict=True)]
+        return self._outputs(token_ids, drawn.finite.tolist(), drawn.logprobs)
+
+    def release(self) -> None:
+        """Forget the last batch's sequences."""
+        self._states = []
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Lay out the options of self._states."""
+        states = self._states
+        metadata = _metadata(states)
+        self._position = metadata.position.numpy()
+        wanted = [-1 if s.params.logprobs is None else s.params.logprobs for s in states]
+        top = max(wanted, default=-1)
+        self._batch = SamplingBatch(
+            metadata,
+            num_logprobs=torch.tensor(wanted, dtype=torch.int64) if top >= 0 else None,
+            max_logprobs=max(top, 0),
+        )
+        self._bias, self._counts = BiasRows(states), CountRows(states)
+
+    def _outputs(
+        self, token_ids: list[int], finite: list[bool], ranked: RankedLogprobs | None
+    ) -> list[SequenceOutput]:
+        outputs = []
+        columns = None if ranked is None else _columns(ranked)
+        for i, (state, token_id) in enumerate(zip(self._states, token_ids, strict=True)):
+            if token_id == NO_TOKEN:
+                error = _NOTHING_ALLOWED if finite[i] else _NOT_FINITE
+                outputs.append(SequenceOutput(state.seq_id, error=error))
+                continue
+            top = state.params.logprobs
+            of_token = () if columns is None or top is None else (_entry(*columns[i], top),)
             outputs.append(SequenceOutput(state.seq_id, (token_id,), of_token))
-    return outputs
-
-
-def score(
-    logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]
-) -> list[TokenLogprobs]:
-    """Log probabilities of one token a row, with num_top[i] of the most likely ones.
-
-    logits: [M, V] fp32, finite. NO_TOKEN scores as token 0.
-    """
-    if not token_ids:
-        return []
-    asked = torch.tensor(token_ids).clamp(min=0)
-    ranked = token_logprobs(logits, asked, max(num_top))
-    columns = zip(
-        ranked.token_ids.tolist(), ranked.logprobs.tolist(), ranked.ranks.tolist(), strict=True
-    )
-    return [
-        TokenLogprobs(tuple(ids[: 1 + n]), tuple(values[: 1 + n]), tuple(ranks[: 1 + n]))
-        for (ids, values, ranks), n in zip(columns, num_top, strict=True)
-    ]
+        return outputs
 
 
 def score_prompt(
@@ -87,78 +112,38 @@ def score_prompt(
 
     Returns the entries, or none and an error when the logits are not finite.
     """
-    if not all(finite_rows(logits)):
-        return (), _NOT_FINITE
-    token_ids = state.token_ids[start + 1 : start + 1 + len(logits)].tolist()
+    token_ids = torch.from_numpy(state.token_ids[start + 1 : start + 1 + len(logits)])
     num_top = state.params.prompt_logprobs or 0
-    return tuple(score(logits, token_ids, [num_top] * len(token_ids))), None
+    columns = _columns(token_logprobs(logits, token_ids, num_top))
+    if any(ranks[0] == 0 for _, _, ranks in columns):
+        return (), _NOT_FINITE
+    return tuple(_entry(*column, num_top) for column in columns), None
 
 
-def finite_rows(logits: torch.Tensor) -> list[bool]:
-    """Whether all of a row is finite: minimum and maximum carry NaN along."""
-    finite: list[bool] = (logits.amin(1).isfinite() & logits.amax(1).isfinite()).tolist()
-    return finite
+def _columns(ranked: RankedLogprobs) -> list[tuple[list[int], list[float], list[int]]]:
+    """Row by row: token ids, log probabilities, ranks."""
+    lists = (ranked.token_ids.tolist(), ranked.logprobs.tolist(), ranked.ranks.tolist())
+    return list(zip(*lists, strict=True))
 
 
-def _edit(
-    logits: torch.Tensor, states: Sequence[SequenceState], masks: Sequence[bytes | None]
-) -> None:
-    """Apply what forbids or shifts tokens, in the order of ops.sampling."""
-    if (bias := _bias(states)) is not None:
-        apply_token_bias(logits, bias)
-    if (mask := _mask(masks, logits.shape[1])) is not None:
-        apply_token_mask(logits, mask)
-    if (counts := _counts(states)) is not None:
-        apply_penalties(logits, counts)
+def _entry(ids: list[int], values: list[float], ranks: list[int], top: int) -> TokenLogprobs:
+    """The token's own and `top` more, or as many as the vocabulary has."""
+    count = min(1 + top, len(ids) if NO_TOKEN not in ids else ids.index(NO_TOKEN))
+    return TokenLogprobs(tuple(ids[:count]), tuple(values[:count]), tuple(ranks[:count]))
 
 
-def _bias(states: Sequence[SequenceState]) -> TokenBias | None:
-    """logit_bias and the stop tokens that min_tokens still suppresses."""
-    given = [(row, *state.token_bias()) for row, state in enumerate(states)]
-    given = [entry for entry in given if len(entry[1])]
-    if not given:
-        return None
-    sizes = torch.tensor([len(token_ids) for _, token_ids, _ in given])
-    return TokenBias(
-        rows=torch.tensor([row for row, _, _ in given]).repeat_interleave(sizes),
-        token_ids=torch.from_numpy(np.concatenate([token_ids for _, token_ids, _ in given])),
-        values=torch.from_numpy(np.concatenate([values for _, _, values in given])),
-    )
-
-
-def _mask(masks: Sequence[bytes | None], vocab_size: int) -> TokenMask | None:
-    given = [(row, mask) for row, mask in enumerate(masks) if mask is not None]
-    if not given:
-        return None
+def _token_mask(masks: Sequence[bytes | None], vocab_size: int) -> TokenMask:
     width = -(-vocab_size // 8)
-    for _, mask in given:
+    given = [mask for mask in masks if mask is not None]
+    for mask in given:
         if len(mask) != width:
             raise ValueError(
                 f"a grammar mask holds {len(mask)} bytes; {vocab_size} tokens need {width}."
             )
-    bits = np.frombuffer(bytearray(b"".join(mask for _, mask in given)), np.uint8)
-    rows = torch.tensor([row for row, _ in given])
-    return TokenMask(rows, torch.from_numpy(bits).view(len(given), width))
-
-
-def _counts(states: Sequence[SequenceState]) -> TokenCounts | None:
-    given = [(row, s, s.tally) for row, s in enumerate(states) if s.tally is not None]
-    if not given:
-        return None
-    sizes = torch.tensor([len(tally.token_ids) for _, _, tally in given])
-    params = [
-        (s.params.repetition_penalty, s.params.frequency_penalty, s.params.presence_penalty)
-        for _, s, _ in given
-    ]
-    repetition, frequency, presence = torch.tensor(params, dtype=torch.float64).T
-    return TokenCounts(
-        rows=torch.tensor([row for row, _, _ in given]).repeat_interleave(sizes),
-        token_ids=torch.from_numpy(np.concatenate([tally.token_ids for _, _, tally in given])),
-        output_counts=torch.from_numpy(np.concatenate([tally.counts for _, _, tally in given])),
-        repetition=repetition.repeat_interleave(sizes),
-        frequency=frequency.repeat_interleave(sizes),
-        presence=presence.repeat_interleave(sizes),
-    )
+    bits = np.frombuffer(bytearray(b"".join(given)), np.uint8)
+    has = np.array([mask is not None for mask in masks])
+    rows = np.where(has, has.cumsum() - 1, -1)
+    return TokenMask(torch.from_numpy(rows), torch.from_numpy(bits).view(len(given), width))
 
 
 def _metadata(states: Sequence[SequenceState]) -> SamplingMetadata:

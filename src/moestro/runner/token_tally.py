@@ -8,10 +8,11 @@ _GROWTH = 64
 class TokenTally:
     """The distinct tokens of prompt and output, with their number of occurrences in the output.
 
-    Sparse: as long as the sequence at most, whatever the vocabulary.
+    Sparse: as long as the sequence at most, whatever the vocabulary. num_added: output tokens
+    counted so far; last_entry: the entry that the last of them changed.
     """
 
-    __slots__ = ("_counts", "_index", "_size", "_token_ids")
+    __slots__ = ("_counts", "_index", "_size", "_token_ids", "last_entry", "num_added")
 
     def __init__(self, prompt: np.ndarray, output: np.ndarray) -> None:
         """prompt, output: [*] int64."""
@@ -20,6 +21,8 @@ class TokenTally:
         self._size = len(distinct)
         self._token_ids = np.append(distinct, np.zeros(_GROWTH, np.int64))
         self._counts = np.zeros(len(self._token_ids), np.int64)
+        self.num_added = 0
+        self.last_entry = 0
         for token in output.tolist():
             self.add(token)
 
@@ -44,3 +47,5 @@ class TokenTally:
             self._token_ids[at] = token_id
             self._size += 1
         self._counts[at] += 1
+        self.num_added += 1
+        self.last_entry = at

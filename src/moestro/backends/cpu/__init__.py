@@ -4,7 +4,7 @@ The reference serves an op where no native body takes the call only if REFERENCE
 """
 
 from moestro import ops
-from moestro.backends.cpu import library, sampling  # noqa: F401 -- sampling registers its bodies
+from moestro.backends.cpu import library
 from moestro.core.hardware import probe_cpu
 
 KERNEL_OPS: tuple[ops.Op, ...] = (
@@ -20,6 +20,9 @@ KERNEL_OPS: tuple[ops.Op, ...] = (
     ops.moe_router,
     ops.moe_experts,
     ops.paged_attention,
+    ops.sample,
+    ops.sample_tokens,
+    ops.token_logprobs,
 )
 # Quantised weights in the rows layout are computed by the references.
 QUANTIZED_OPS: tuple[ops.Op, ...] = (ops.linear, ops.moe_experts)
@@ -35,6 +38,7 @@ if library.has_native():
         norm,
         rope,
         routing,
+        sampling,
     )
 
     library.native().set_num_threads(probe_cpu().num_threads)

@@ -125,6 +125,29 @@ class StoreKvArgs(ctypes.Structure):
     ]
 
 
+class SampleArgs(ctypes.Structure):
+    """Arguments of sample; a null pointer: no row has that option."""
+
+    _fields_ = [
+        *_fields("logits temperature top_k top_p min_p seed sample_index position", c_void_p),
+        *_fields("bias_starts bias_sizes bias_ids bias_values mask_rows mask_bits", c_void_p),
+        *_fields("count_starts count_sizes count_ids counts", c_void_p),
+        *_fields("repetition frequency presence num_top", c_void_p),
+        *_fields("token_ids finite logprob_ids logprobs ranks", c_void_p),
+        *_fields("num_rows vocab row_stride mask_stride logprob_stride", c_int64),
+        *_fields("num_bias num_counts num_masks", c_int64),
+    ]
+
+
+class LogprobArgs(ctypes.Structure):
+    """Arguments of token_logprobs."""
+
+    _fields_ = [
+        *_fields("logits token_ids ids logprobs ranks", c_void_p),
+        *_fields("num_rows vocab row_stride num_top", c_int64),
+    ]
+
+
 ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "rms_norm": NormArgs,
     "silu_and_mul": ActivationArgs,
@@ -136,5 +159,7 @@ ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "moe_router": RouterArgs,
     "moe_experts": MoeArgs,
     "paged_attention": AttentionArgs,
+    "sample": SampleArgs,
+    "token_logprobs": LogprobArgs,
 }
 """Every op of the library and its struct."""

@@ -33,6 +33,8 @@ constexpr Op kOps[] = {
     {"moe_router", sizeof(RouterArgs), launch_moe_router},
     {"moe_experts", sizeof(MoeArgs), launch_moe_experts},
     {"paged_attention", sizeof(AttentionArgs), launch_paged_attention},
+    {"sample", sizeof(SampleArgs), launch_sample},
+    {"token_logprobs", sizeof(LogprobArgs), launch_token_logprobs},
 };
 constexpr int32_t kNumOps = sizeof(kOps) / sizeof(kOps[0]);
 

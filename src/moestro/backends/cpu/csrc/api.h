@@ -44,5 +44,7 @@ Status launch_moe_experts(const void* args);
 Status launch_moe_gating_top_k(const void* args);
 Status launch_moe_router(const void* args);
 Status launch_paged_attention(const void* args);
+Status launch_sample(const void* args);
+Status launch_token_logprobs(const void* args);
 
 }  // namespace moestro

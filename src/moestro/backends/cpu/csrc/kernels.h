@@ -26,7 +26,10 @@ struct RoutingKernels {
     Status (*moe_router)(const RouterArgs&);
 };
 
-struct SamplingKernels {};
+struct SamplingKernels {
+    Status (*sample)(const SampleArgs&);
+    Status (*token_logprobs)(const LogprobArgs&);
+};
 
 // One loop of a level's best instruction on registers alone, and how many operations a round of it
 // does (a multiply-add is two); null where the level has no such instruction.

@@ -140,4 +140,48 @@ struct RouterArgs {
     int32_t x_dtype, terms;  // terms: 0 fp32 weights, 1 or 2 bf16 weights a number
 };
 
+// One token a row. All options are [S]; a null pointer means that no row has the option. The logits
+// are edited in place while their row is sampled, and put back.
+struct SampleArgs {
+    float* logits;  // [S, V], row stride in elements
+    const double* temperature;
+    const int64_t* top_k;
+    const double* top_p;
+    const double* min_p;
+    const int64_t* seed;
+    const int64_t* sample_index;
+    const int64_t* position;
+    const int64_t* bias_starts;  // row r's biases: [starts[r], starts[r] + sizes[r])
+    const int64_t* bias_sizes;
+    const int64_t* bias_ids;
+    const float* bias_values;
+    const int64_t* mask_rows;  // row of mask_bits, or -1
+    const uint8_t* mask_bits;  // [*, ceil(V / 8)]
+    const int64_t* count_starts;
+    const int64_t* count_sizes;
+    const int64_t* count_ids;
+    const int64_t* counts;
+    const double* repetition;
+    const double* frequency;
+    const double* presence;
+    const int64_t* num_top;  // log probabilities wanted beside the token's own, or -1
+    int64_t* token_ids;
+    uint8_t* finite;       // null: -inf among the logits just forbids
+    int64_t* logprob_ids;  // [S, logprob_stride], as logprobs and ranks
+    double* logprobs;
+    int64_t* ranks;
+    int64_t num_rows, vocab, row_stride, mask_stride, logprob_stride;
+    int64_t num_bias, num_counts, num_masks;  // entries there are, for checks
+};
+
+// Log probabilities of one token a row and of the num_top most likely ones.
+struct LogprobArgs {
+    const float* logits;  // [M, V], row stride in elements
+    const int64_t* token_ids;
+    int64_t* ids;  // [M, 1 + num_top]
+    double* logprobs;
+    int64_t* ranks;
+    int64_t num_rows, vocab, row_stride, num_top;
+};
+
 }  // namespace moestro

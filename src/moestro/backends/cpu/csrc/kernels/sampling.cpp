@@ -1,8 +1,23 @@
-// From logits to tokens.
+// From logits to tokens: edits, selection, the draw, log probabilities.
+#include <cstring>
+
 #include "level.h"
 
 namespace moestro::MOESTRO_LEVEL {
+namespace {
 
-SamplingKernels sampling_kernels() { return {}; }
+// clang-format off: the order matters
+#include "sampling_vec.inl"
+#include "sampling_noise.inl"
+#include "sampling_scan.inl"
+#include "sampling_select.inl"
+#include "sampling_draw.inl"
+#include "sampling_logprobs.inl"
+#include "sampling.inl"
+// clang-format on
+
+}  // namespace
+
+SamplingKernels sampling_kernels() { return {sample, token_logprobs}; }
 
 }  // namespace moestro::MOESTRO_LEVEL
