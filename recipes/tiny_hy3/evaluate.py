@@ -69,7 +69,7 @@ def evaluate(
 def load_model(folder: Path) -> TrainingModel:
     """The training model filled from a checkpoint folder, in fp32."""
     model = TrainingModel(load_model_spec(folder))
-    load_weights(model, folder)
+    load_weights(model.spec, model.state_dict(), folder)
     return model
 
 

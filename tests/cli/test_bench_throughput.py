@@ -66,7 +66,7 @@ def test_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         (["--batch-size", "5", "--max-num-seqs", "4"], 2, "max_num_seqs 4"),
         (["--batch-size", "128", "--input-len", "512"], 1, "KV pages"),
         (["--input-len", "9000"], 2, "context length"),
-        (["--quantization", "w8a8"], 2, "not available"),
+        (["--tensor-parallel-size", "2"], 2, "not available"),
         (["--max-tokens", "3"], 2, "--max-tokens has no effect here: --output-len"),
         (["--no-ignore-eos"], 2, "--ignore-eos has no effect here"),
         (["--n", "2"], 2, "--batch-size"),

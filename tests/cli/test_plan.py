@@ -78,7 +78,7 @@ def test_fit_answers_even_then(giant: str, capsys: pytest.CaptureFixture[str]) -
         (["no/such/folder/here"], "does not exist"),
         (["tiny-hy3", "--model", "other"], "given twice"),
         (["tiny-hy3", "--max-model-len", "many"], "max_model_len must be"),
-        (["tiny-hy3", "--quantization", "w8a8"], "quantization='w8a8' is not available"),
+        (["tiny-hy3", "--quantization", "w2a8"], "w2a8"),
         (["tiny-hy3", "--config", "/no/such.yaml"], "/no/such.yaml"),
         (["tiny\0hy3"], "model must be"),
     ],

@@ -158,10 +158,6 @@ def test_no_name_is_both_an_option_and_foreign() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("quantization", "w8a8"),
-        ("quantization", "w4a8"),
-        ("quantization", "fp8"),
-        ("quantization_group_size", 64),
         ("kv_cache_dtype", "int8"),
         ("kv_cache_dtype", "fp8"),
         ("kv_hadamard", True),
@@ -221,6 +217,8 @@ def test_what_comes_later_is_refused_by_name(name: str, value: Any) -> None:
         ("seed", 0.5, "whole number"),
         ("dtype", "int8", "auto, float32, bfloat16, float16"),
         ("quantization", "int3", "none, w8a8, w4a8, fp8"),
+        ("quantization_group_size", 16, "power of two from 32 to 128"),
+        ("quantization_group_size", 96, "power of two from 32 to 128"),
         ("scheduling_policy", "lifo", "fcfs, priority, deadline"),
         ("enable_prefix_caching", "maybe", "true or false"),
         ("enable_prefix_caching", 1, "true or false"),
@@ -313,7 +311,7 @@ def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
         ("1: 2\n", "'1' is not an option"),
         ("? [a]\n: 1\n", "not valid YAML|is not an option"),
         ("trust-remote-code: true\n", "no equivalent"),
-        ("quantization: w8a8\n", "not available in this version"),
+        ("tensor_parallel_size: 2\n", "not available in this version"),
         ("\t\n", "not valid YAML"),
     ],
 )

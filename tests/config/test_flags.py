@@ -84,8 +84,6 @@ def test_hidden_flags_of_vllm() -> None:
 @pytest.mark.parametrize(
     "argv",
     [
-        ("--quantization", "w8a8"),
-        ("-q", "w4a8"),
         ("-tp", "2"),
         ("-dp", "4"),
         ("--enable-expert-parallel",),

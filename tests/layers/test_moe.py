@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.fakes.parameters import tensors_of
 
 import moestro.backends.cpu  # noqa: F401 -- registers the bodies
 from moestro.core.model_spec import MoeSpec
 from moestro.layers.moe import MoE
+from moestro.layers.parameters import Parameters
 
 SPEC = MoeSpec(
     num_experts=8,
@@ -25,11 +27,17 @@ HIDDEN = 32
 
 
 def _layer(spec: MoeSpec, dtype: torch.dtype) -> MoE:
-    layer = MoE(spec, HIDDEN, dtype, "cpu")
+    return _made(spec, dtype)[0]
+
+
+def _made(spec: MoeSpec, dtype: torch.dtype) -> tuple[MoE, dict[str, torch.Tensor]]:
+    """The layer and its parameters by name."""
+    parameters = Parameters(dtype)
+    layer = MoE(parameters, spec, HIDDEN)
     generator = torch.Generator().manual_seed(2)
-    for parameter in layer.parameters():
+    for parameter in tensors_of(parameters.by_name).values():
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    return layer
+    return layer, tensors_of(parameters.by_name)
 
 
 def _x(dtype: torch.dtype, count: int = 6) -> torch.Tensor:
@@ -37,15 +45,15 @@ def _x(dtype: torch.dtype, count: int = 6) -> torch.Tensor:
 
 
 def test_router_and_bias_stay_fp32_in_a_bf16_model() -> None:
-    layer = _layer(SPEC, torch.bfloat16)
-    kept = {n for n, p in layer.named_parameters() if p.dtype == torch.float32}
+    _, tensors = _made(SPEC, torch.bfloat16)
+    kept = {n for n, p in tensors.items() if p.dtype == torch.float32}
     assert kept == {"gate.weight", "expert_bias"}
 
 
 def test_biases_closer_than_a_bf16_ulp_select_differently() -> None:
     layer = _layer(SPEC, torch.bfloat16)
     assert layer.expert_bias is not None
-    layer.gate.weight.zero_()  # all scores are 0.5
+    layer.gate_weight.zero_()  # all scores are 0.5
     for best, second in ((3, 6), (6, 3)):
         bias = torch.full((8,), 0.5)
         bias[best], bias[second] = 0.5 + 2e-5, 0.5 + 1e-5
@@ -63,7 +71,7 @@ def test_router_weights_closer_than_a_bf16_ulp_select_differently() -> None:
         weight = torch.full((8, HIDDEN), 0.03125)
         weight[best] += 1e-5
         assert len(weight.bfloat16().unique()) == 1
-        layer.gate.weight.copy_(weight)
+        layer.gate_weight.copy_(weight)
         assert layer.route(x).topk_ids[0, 0] == best
 
 
@@ -85,8 +93,8 @@ def test_routed_weights_sum_to_the_scaling_factor() -> None:
 
 def test_layer_without_shared_expert_or_bias() -> None:
     spec = replace(SPEC, num_shared_experts=0, has_expert_bias=False, scoring="softmax")
-    layer = _layer(spec, torch.float32)
-    assert {n for n, _ in layer.named_parameters()} == {
+    layer, tensors = _made(spec, torch.float32)
+    assert set(tensors) == {
         "gate.weight",
         "experts.gate_up_proj",
         "experts.down_proj",

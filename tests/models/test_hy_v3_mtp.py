@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.fakes.parameters import tensors_of
 from tests.models.mtp_reference import mtp_step
 from tests.oracle.configs import hy_v3
 from tests.oracle.driver import PagedLoop, drawn_model
@@ -9,6 +10,7 @@ from tests.oracle.driver import PagedLoop, drawn_model
 from moestro.core.model_config import parse_model_config
 from moestro.core.model_spec import ModelSpec
 from moestro.errors import UnsupportedError
+from moestro.layers.parameters import Parameters
 from moestro.models.causal_lm import CausalLM
 from moestro.models.registry import build_model
 
@@ -47,10 +49,10 @@ def test_step_equals_its_definition() -> None:
     spec = _spec()
     model = drawn_model(spec, SEED, torch.float32)
     hidden, next_ids = _hidden(LENGTH), _tokens(LENGTH)
-    expected = mtp_step(dict(model.named_parameters()), spec, 3, hidden, next_ids)
+    expected = mtp_step(tensors_of(model.weights), spec, 3, hidden, next_ids)
     m = _run(model, hidden, next_ids, [LENGTH])
     torch.testing.assert_close(m.double(), expected, rtol=0, atol=2e-5)
-    logits = expected @ model.lm_head.weight.double().T  # type: ignore[union-attr]
+    logits = expected @ model.lm_head.codes.double().T
     torch.testing.assert_close(model.compute_logits(m).double(), logits, rtol=0, atol=1e-4)
 
 
@@ -65,7 +67,7 @@ def test_chunks_and_decode_steps_give_the_same() -> None:
 def test_chained_steps_feed_their_own_output() -> None:
     spec = _spec()
     model = drawn_model(spec, SEED, torch.float32)
-    weights = dict(model.named_parameters())
+    weights = tensors_of(model.weights)
     hidden, ids = _hidden(LENGTH), _tokens(LENGTH + 1)
     first = _run(model, hidden, ids[:-1], [LENGTH])
     second = _run(model, first, ids[1:], [LENGTH])
@@ -89,7 +91,7 @@ def test_embedding_counts_everywhere_but_at_position_0() -> None:
 def test_several_layers_take_turns_and_keep_their_own_pages() -> None:
     spec = _spec(num_mtp_layers=2)
     model = drawn_model(spec, SEED, torch.float32)
-    weights = dict(model.named_parameters())
+    weights = tensors_of(model.weights)
     hidden, next_ids = _hidden(LENGTH), _tokens(LENGTH)
     for step, layer in ((0, 3), (1, 4), (2, 3)):
         expected = mtp_step(weights, spec, layer, hidden, next_ids)
@@ -98,8 +100,8 @@ def test_several_layers_take_turns_and_keep_their_own_pages() -> None:
 
 
 def test_without_the_layer_a_step_is_refused() -> None:
-    model = build_model(_spec(), torch.float32, num_mtp_layers=0)
-    assert not any(name.startswith("model.layers.3.") for name, _ in model.named_parameters())
+    model = build_model(_spec(), Parameters(torch.float32), num_mtp_layers=0)
+    assert not any(name.startswith("model.layers.3.") for name in model.weights)
     empty = torch.zeros(0, dtype=torch.int64)
     with pytest.raises(UnsupportedError, match="without an MTP layer"):
         model.mtp_forward(torch.zeros(0, 64), empty, empty, [], None)  # type: ignore[arg-type]

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from tests.fakes.parameters import tensors_of
 from tests.oracle.configs import Config, hy_v3, qwen3_moe
 
 from moestro.core.model_config import parse_model_config
 from moestro.errors import UnsupportedError
+from moestro.layers.parameters import Parameters
 from moestro.models.registry import build_model
 
 HY3 = hy_v3(
@@ -38,8 +40,8 @@ QWEN3_235B = qwen3_moe(
 
 
 def _shapes(config: Config) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-    model = build_model(parse_model_config(config), torch.bfloat16)
-    return {name: (tuple(p.shape), p.dtype) for name, p in model.named_parameters()}
+    model = build_model(parse_model_config(config), Parameters(torch.bfloat16))
+    return {name: (tuple(p.shape), p.dtype) for name, p in tensors_of(model.weights).items()}
 
 
 def test_names_shapes_and_dtypes_of_hy_v3() -> None:
@@ -106,9 +108,8 @@ def test_qwen3_moe_has_no_bias_no_shared_expert_and_may_tie() -> None:
 def test_published_sizes_are_allocated_exactly(config: Config, trunk: int, mtp: int) -> None:
     spec = parse_model_config(config)
     for layers, expected in ((None, trunk + mtp), (0, trunk)):
-        model = build_model(spec, torch.bfloat16, "meta", layers)
-        assert sum(p.numel() for p in model.parameters()) == expected
-        assert not any(p.requires_grad for p in model.parameters())
+        model = build_model(spec, Parameters(torch.bfloat16, device="meta"), layers)
+        assert sum(p.numel() for p in tensors_of(model.weights).values()) == expected
     assert (spec.num_parameters, spec.num_mtp_parameters) == (trunk, mtp)
 
 
@@ -116,4 +117,4 @@ def test_impossible_requests_are_refused() -> None:
     spec = parse_model_config(qwen3_moe())
     for count in (1, -1):
         with pytest.raises(UnsupportedError, match=r"num_mtp_layers must be in \[0, 0\]"):
-            build_model(spec, torch.float32, num_mtp_layers=count)
+            build_model(spec, Parameters(torch.float32), num_mtp_layers=count)

@@ -5,13 +5,14 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
+from tests.fakes.parameters import tensors_of
 from tests.oracle.weights import draw_tensor
-from torch import nn
 
 import moestro.backends.cpu  # noqa: F401 -- registers the bodies
 from moestro import ops
 from moestro.core.model_config import load_model_spec
 from moestro.core.model_spec import ModelSpec
+from moestro.layers.parameters import Parameters
 from moestro.models.causal_lm import CausalLM
 from moestro.models.registry import build_model
 from moestro.weights.loader import load_weights
@@ -25,8 +26,8 @@ _FUSED = {
 
 def drawn_model(spec: ModelSpec, seed: int, dtype: torch.dtype) -> CausalLM:
     """The model of `spec` (its MTP layers included) with the weights of tests.oracle.weights."""
-    model = build_model(spec, dtype)
-    for name, parameter in model.named_parameters():
+    model = build_model(spec, Parameters(dtype))
+    for name, parameter in tensors_of(model.weights).items():
         parameter.copy_(torch.from_numpy(_draw(name, parameter, spec, seed)))
     return model
 
@@ -34,13 +35,13 @@ def drawn_model(spec: ModelSpec, seed: int, dtype: torch.dtype) -> CausalLM:
 def tiny_hy3(dtype: torch.dtype = torch.float32) -> CausalLM:
     """The model that ships, loaded."""
     folder = resolve_model("tiny-hy3")
-    model = build_model(load_model_spec(folder), dtype)
-    load_weights(model, folder)
+    model = build_model(load_model_spec(folder), Parameters(dtype))
+    load_weights(model.spec, model.weights, folder)
     return model
 
 
 def _draw(
-    name: str, parameter: nn.Parameter, spec: ModelSpec, seed: int
+    name: str, parameter: torch.Tensor, spec: ModelSpec, seed: int
 ) -> npt.NDArray[np.float32]:
     """The tensor under HF's names, joined where ours holds several of them."""
     name = name.replace("mlp.expert_bias", "mlp.e_score_correction_bias")
@@ -71,7 +72,7 @@ class PagedLoop:
         self.page_table = order.view(num_sequences, pages_each).int()
         self.lengths = [0] * num_sequences
         shape = (num_pages, spec.num_key_value_heads, page_size, spec.head_dim)
-        dtype = next(model.parameters()).dtype
+        dtype = model.model.embed_tokens.weight.dtype
         self.kv_pages = [
             ops.KVPages(torch.full(shape, torch.nan, dtype=dtype), torch.zeros(shape, dtype=dtype))
             for _ in range(spec.num_hidden_layers + model.num_mtp_layers)

@@ -11,6 +11,7 @@ import pytest
 from moestro.core.model_config import load_model_spec, parse_model_config
 from moestro.core.model_spec import ModelSpec
 from moestro.core.plan import LOGITS_BLOCK_BYTES
+from moestro.core.weight_format import WeightFormats
 from moestro.planner.sizes import buffer_bytes, weight_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -32,23 +33,24 @@ def test_tiny_hy3_to_the_byte() -> None:
     for name, entry in header.items():
         fp32 = "router.gate" in name or name.endswith("expert_bias")
         held += math.prod(entry["shape"]) * (4 if fp32 else 2)
-    assert weight_bytes(load_model_spec(TINY), "bfloat16", 1) == held
+    assert weight_bytes(load_model_spec(TINY), WeightFormats.all_float("bfloat16"), 1) == held
 
 
 def test_hy3() -> None:
     hy3 = spec("hub_hy3")
     routers = 79 * (192 * 4096 + 192)
-    assert weight_bytes(hy3, "bfloat16", 0) == 2 * 295_033_543_488 + 2 * routers
-    mtp = weight_bytes(hy3, "bfloat16", 1) - weight_bytes(hy3, "bfloat16", 0)
-    assert mtp == 2 * 3_752_612_288 + 2 * (192 * 4096 + 192)
-    assert weight_bytes(hy3, "float32", 0) == 4 * 295_033_543_488
+    bf16 = WeightFormats.all_float("bfloat16")
+    trunk = weight_bytes(hy3, bf16, 0)
+    assert trunk == 2 * 295_033_543_488 + 2 * routers
+    assert weight_bytes(hy3, bf16, 1) - trunk == 2 * 3_752_612_288 + 2 * (192 * 4096 + 192)
+    assert weight_bytes(hy3, WeightFormats.all_float("float32"), 0) == 4 * 295_033_543_488
 
 
 def test_model_without_experts() -> None:
     dense = parse_model_config(
         json.loads((DATA / "hub_qwen3_30b_a3b.json").read_text()) | {"num_experts": 0}
     )
-    assert weight_bytes(dense, "float16", 0) == 2 * dense.num_parameters
+    assert weight_bytes(dense, WeightFormats.all_float("float16"), 0) == 2 * dense.num_parameters
     assert buffer_bytes(dense, "float16", 1, 1, 1) > 0
 
 

@@ -16,9 +16,11 @@ from recipes.tiny_hy3.run_state import load_state, save_state
 from recipes.tiny_hy3.schedule import Schedule
 from recipes.tiny_hy3.trainer import Trainer
 from recipes.tiny_hy3.windows import Windows
+from tests.fakes.parameters import tensors_of
 from tokenizers import Tokenizer
 
 from moestro.core.model_config import load_model_spec
+from moestro.layers.parameters import Parameters
 from moestro.models.registry import build_model
 from moestro.weights.loader import load_weights
 from moestro.weights.source import resolve_model
@@ -173,9 +175,9 @@ def test_signal_saves_and_resume_finishes(
 
 def check_export(data: Path, run: Path, out: Path, trained: dict[str, torch.Tensor]) -> None:
     result = export(data, run, out, window=128)
-    model = build_model(load_model_spec(out), torch.bfloat16)
-    assert load_weights(model, out).notes == ()
-    for name, parameter in model.state_dict().items():
+    model = build_model(load_model_spec(out), Parameters(torch.bfloat16))
+    assert load_weights(model.spec, model.weights, out).notes == ()
+    for name, parameter in tensors_of(model.weights).items():
         # What the engine keeps in fp32 comes from bf16 too, the bias excepted.
         stored = trained[name] if name.endswith("expert_bias") else trained[name].bfloat16()
         assert torch.equal(parameter, stored.to(parameter.dtype)), name
@@ -244,7 +246,8 @@ def test_a_full_disk_keeps_the_old_state(tmp_path: Path) -> None:
 def test_training_model_is_the_serving_model_of_the_bundled_weights() -> None:
     """Every parameter the engine has, under the same name and shape."""
     folder = resolve_model("tiny-hy3")
-    serving = build_model(load_model_spec(folder), torch.float32).state_dict()
+    model = build_model(load_model_spec(folder), Parameters(torch.float32))
+    serving = tensors_of(model.weights)
     training = load_model(folder).state_dict()
     assert {n: t.shape for n, t in serving.items()} == {n: t.shape for n, t in training.items()}
 

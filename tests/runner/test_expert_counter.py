@@ -1,11 +1,13 @@
 """ExpertCounter: every routed token counted once, told now and then."""
 
 import torch
+from tests.fakes.parameters import tensors_of
 from tests.runner.stepping import Cranker, Stream
 from tests.runner.test_model_runner import HY3, PAGE_SIZE, PAGES
 
 from moestro.core.sampling_params import SamplingParams
 from moestro.core.step import ExpertTokens, Schedule, StepOutput
+from moestro.layers.parameters import Parameters
 from moestro.models.registry import build_model
 from moestro.runner.expert_counter import REPORT_STEPS, ExpertCounter
 from moestro.runner.kv_pool import KVPool
@@ -13,9 +15,9 @@ from moestro.runner.model_runner import ModelRunner
 
 
 def _runner() -> ModelRunner:
-    model = build_model(HY3, torch.float32)
+    model = build_model(HY3, Parameters(torch.float32))
     generator = torch.Generator().manual_seed(0)
-    for parameter in model.parameters():
+    for parameter in tensors_of(model.weights).values():
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.1)
     pool = KVPool(HY3, PAGES, PAGE_SIZE, torch.float32)
     return ModelRunner(model, pool, max_num_seqs=4, max_model_len=256)
@@ -52,7 +54,7 @@ def test_every_token_is_counted_top_k_times() -> None:
 
 
 def test_a_long_step_is_told_at_once() -> None:
-    counter = ExpertCounter(build_model(HY3, torch.float32))
+    counter = ExpertCounter(build_model(HY3, Parameters(torch.float32)))
     assert counter.due(8191) is None
     assert counter.due(1) is not None
     assert counter.due(1) is None

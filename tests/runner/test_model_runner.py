@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.fakes.parameters import tensors_of
 from tests.runner.stepping import Cranker, Stream, alone
 
 import moestro.backends.cpu  # noqa: F401 -- registers the bodies
 from moestro.core.model_spec import ModelSpec, MoeSpec, RopeSpec
 from moestro.core.sampling_params import SamplingParams
 from moestro.core.step import Schedule
+from moestro.layers.parameters import Parameters
 from moestro.models.registry import build_model
 from moestro.runner.kv_pool import KVPool
 from moestro.runner.model_runner import ModelRunner
@@ -61,12 +63,12 @@ PARAMS = (
 )
 def runner(request: pytest.FixtureRequest) -> ModelRunner:
     spec, dtype = request.param
-    model = build_model(spec, dtype)
+    model = build_model(spec, Parameters(dtype))
     g = torch.Generator().manual_seed(5)
-    for name, parameter in sorted(model.named_parameters()):
+    for name, parameter in sorted(tensors_of(model.weights).items()):
         scale = 0.3 if parameter.dim() > 1 else 0.1
         drawn = torch.randn(parameter.shape, generator=g) * scale
-        parameter.data.copy_(drawn + 1 if "norm" in name else drawn)
+        parameter.copy_(drawn + 1 if "norm" in name else drawn)
     pool = KVPool(spec, PAGES, PAGE_SIZE, dtype)
     return ModelRunner(model, pool, max_num_seqs=8, max_model_len=96)
 
@@ -160,7 +162,8 @@ def test_close_gives_the_pages_back():
     spec = replace(QWEN, num_hidden_layers=1, moe_layers=(False,))
     pool = KVPool(spec, 4, 4, torch.float32)
     layer = pool.layers[0]
-    runner = ModelRunner(build_model(spec, torch.float32), pool, max_num_seqs=1, max_model_len=16)
+    model = build_model(spec, Parameters(torch.float32))
+    runner = ModelRunner(model, pool, max_num_seqs=1, max_model_len=16)
     runner.close()
     runner.close()
     assert layer.k.untyped_storage().nbytes() == 0

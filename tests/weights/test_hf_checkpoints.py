@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.fakes.parameters import tensors_of
 
 from moestro import envs
 from moestro.core.model_config import load_model_spec
+from moestro.layers.parameters import Parameters
 from moestro.models.registry import build_model
 from moestro.weights.loader import load_weights
 
@@ -31,9 +33,9 @@ def test_saved_equals_memory(model_type: str, saved: Path) -> None:
     spec = load_model_spec(folder)
     states = []
     for spelling in ("saved", "memory"):
-        model = build_model(spec, torch.float32)
-        load_weights(model, saved / f"{model_type}-{spelling}")
-        states.append(model.state_dict())
+        model = build_model(spec, Parameters(torch.float32))
+        load_weights(spec, model.weights, saved / f"{model_type}-{spelling}")
+        states.append(tensors_of(model.weights))
     assert all(torch.equal(states[0][n], states[1][n]) for n in states[0])
     assert states[0]["model.layers.1.mlp.gate.weight"].std() > 0
     if model_type == "hy_v3":

@@ -23,9 +23,12 @@ MODEL_TYPES = ["hy_v3", "qwen3_moe"]
 
 
 def load(spec: ModelSpec, folder: Path, dtype: torch.dtype = torch.float32) -> Tensors:
-    model = ParameterHolder(spec, dtype)
-    load_weights(model, folder)
-    return dict(model.state_dict())
+    return load_into(ParameterHolder(spec, dtype), folder)
+
+
+def load_into(holder: ParameterHolder, folder: Path) -> Tensors:
+    load_weights(holder.spec, holder.state_dict(), folder)
+    return dict(holder.state_dict())
 
 
 def expected(spec: ModelSpec, hub: Tensors, dtype: torch.dtype) -> Tensors:
@@ -141,7 +144,8 @@ def test_report_and_progress(tmp_path: Path) -> None:
     shards = [dict(list(hub.items())[:half]), dict(list(hub.items())[half:])]
     calls: list[tuple[int, int]] = []
     report = load_weights(
-        ParameterHolder(spec, torch.bfloat16),
+        spec,
+        ParameterHolder(spec, torch.bfloat16).state_dict(),
         write_sharded(tmp_path, shards),
         lambda done, total: calls.append((done, total)),
     )
@@ -168,7 +172,7 @@ def test_harmless_extras_are_ignored(tmp_path: Path) -> None:
 def refuse(spec: ModelSpec, tensors: Tensors, folder: Path) -> str:
     model = ParameterHolder(spec, torch.float32)
     with pytest.raises(CheckpointError) as info:
-        load_weights(model, write_single(folder, tensors))
+        load_into(model, write_single(folder, tensors))
     assert all(t.isnan().all() for t in model.state_dict().values()), "refused before any write"
     return str(info.value)
 
@@ -270,16 +274,20 @@ def trunk_only(hub: Tensors) -> Tensors:
 def test_promised_mtp_layer_is_absent(tmp_path: Path) -> None:
     spec = tiny_spec()
     folder = write_single(tmp_path, trunk_only(hub_tensors(spec)))
-    report = load_weights(ParameterHolder(spec, torch.float32, num_mtp_layers=0), folder)
+    report = load_weights(
+        spec, ParameterHolder(spec, torch.float32, num_mtp_layers=0).state_dict(), folder
+    )
     assert report.notes == ("no MTP layer: the config promises 1, the checkpoint has none",)
     with pytest.raises(CheckpointError, match=r"model\.layers\.3\.eh_proj\.weight"):
-        load_weights(ParameterHolder(spec, torch.float32), folder)
+        load_weights(spec, ParameterHolder(spec, torch.float32).state_dict(), folder)
 
 
 def test_mtp_layer_may_be_left_out(tmp_path: Path) -> None:
     spec = tiny_spec()
     folder = write_single(tmp_path, hub_tensors(spec))
-    report = load_weights(ParameterHolder(spec, torch.float32, num_mtp_layers=0), folder)
+    report = load_weights(
+        spec, ParameterHolder(spec, torch.float32, num_mtp_layers=0).state_dict(), folder
+    )
     assert report.notes == ("the MTP layer was left out",)
 
 
@@ -312,7 +320,7 @@ def test_overflow_of_float16(tmp_path: Path) -> None:
 def test_old_hunyuan_is_noted(tmp_path: Path) -> None:
     spec = tiny_spec()
     folder = write_single(tmp_path, SPELLINGS["old_hunyuan"](hub_tensors(spec), spec))
-    report = load_weights(ParameterHolder(spec, torch.float32), folder)
+    report = load_weights(spec, ParameterHolder(spec, torch.float32).state_dict(), folder)
     assert "interleaved" in report.notes[0]
 
 
@@ -321,4 +329,4 @@ def test_model_that_disagrees_with_the_map(tmp_path: Path) -> None:
     model = ParameterHolder(spec, torch.float32)
     model.add("model.layers.0.surprise.weight", 3)
     with pytest.raises(CheckpointError, match=r"unknown to the name map:\n  model\.layers\.0\.sur"):
-        load_weights(model, write_single(tmp_path, hub_tensors(spec)))
+        load_into(model, write_single(tmp_path, hub_tensors(spec)))

@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from bench.make_model import make_model, parse_args
+from tests.fakes.parameters import tensors_of
 from tokenizers import Tokenizer
 
 from moestro.core.model_config import load_model_spec
 from moestro.errors import MoestroError
+from moestro.layers.parameters import Parameters
 from moestro.models.registry import build_model
 from moestro.weights.checkpoint import Checkpoint
 from moestro.weights.loader import load_weights
@@ -27,11 +29,11 @@ SMALL = [
 def test_made_model_loads(extra: list[str], tmp_path: Path) -> None:
     folder = make_model(parse_args([str(tmp_path / "m"), *SMALL, *extra, "--shard-bytes=50000"]))
     spec = load_model_spec(folder)
-    model = build_model(spec, torch.bfloat16)
-    report = load_weights(model, folder)
+    model = build_model(spec, Parameters(torch.bfloat16))
+    report = load_weights(spec, model.weights, folder)
     assert report.notes == ()
     assert len(report.files) > 1
-    assert not any(p.isnan().any() for p in model.state_dict().values())
+    assert not any(p.isnan().any() for p in tensors_of(model.weights).values())
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert tokenizer.get_vocab_size() == spec.vocab_size == 300
     ids = tokenizer.encode("h\u00e9llo").ids

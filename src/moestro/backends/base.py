@@ -7,6 +7,7 @@ import torch
 
 from moestro.core.hardware import HardwareSpec
 from moestro.ops.routing import RouterWeights
+from moestro.quant.format import WeightFormat, WeightTensor
 
 
 class Device(Protocol):
@@ -22,6 +23,26 @@ class Device(Protocol):
 
         Equal strings give equal bits: it is part of everything that names a result.
         """
+
+    @property
+    def packs_weights(self) -> bool:
+        """Whether its kernels read a packed layout of their own; else they read rows."""
+
+    def packed_bytes(
+        self, weight_format: WeightFormat, shape: tuple[int, ...], *, paired: bool
+    ) -> int:
+        """Bytes of the packed buffer of a weight [M, K] or [E, M, K]."""
+
+    def pack_rows(
+        self, target: WeightTensor, rows: WeightTensor, *, expert: int | None, start: int
+    ) -> None:
+        """Write rows [start, start + n) of a packed weight, or of one expert of it.
+
+        rows: [n, K] in the rows layout and the target's format.
+        """
+
+    def unpack(self, weight: WeightTensor) -> WeightTensor:
+        """The rows layout of a packed weight, in fresh memory."""
 
     def hardware(self) -> HardwareSpec:
         """The machine as it is now: memory free, threads allowed, kernel level in use."""

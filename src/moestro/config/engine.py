@@ -15,7 +15,6 @@ from moestro.config.knob import check_fields, knob, knobs_of
 from moestro.config.server import ServerConfig
 from moestro.config.sources import own_options, read_yaml
 
-_WEIGHT_FORMATS = "the quantised weight formats"
 _KV_FORMATS = "the quantised KV formats"
 _TIERS = "the KV tiers"
 _PARALLEL = "parallelism over several ranks"
@@ -68,15 +67,15 @@ class EngineConfig:
     quantization: str = _model(
         "none",
         Choice(("none", "w8a8", "w4a8", "fp8")),
-        "Quantise the weights at load. none takes them as the checkpoint has them.",
+        "Quantise a float checkpoint's weights at load: int8 with one scale a row (w8a8), 4 bits "
+        "with one scale a group (w4a8), both on int8 activations; E4M3 (fp8). none takes them as "
+        "the checkpoint has them, quantised or not.",
         flags=("-q",),
-        waits_for=_WEIGHT_FORMATS,
     )
     quantization_group_size: int = _model(
         32,
-        Integer(16, 256, power_of_two=True),
-        "Weights that share one scale in w4a8.",
-        waits_for=_WEIGHT_FORMATS,
+        Integer(32, 128, power_of_two=True),
+        "Weights that share one scale in w4a8: 32, 64 or 128.",
     )
     max_model_len: int | None = _limits(
         None,

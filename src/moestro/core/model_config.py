@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from moestro.core.config_reader import ConfigReader
 from moestro.core.harmless_keys import HARMLESS_KEYS
 from moestro.core.hy_v3_config import read_hy_v3
 from moestro.core.model_spec import ModelSpec
+from moestro.core.quantization_config import read_quantization
 from moestro.core.qwen3_moe_config import read_qwen3_moe
 from moestro.errors import CheckpointError, UnsupportedError, shown
 
@@ -43,12 +45,12 @@ def parse_model_config(config: Mapping[str, Any]) -> ModelSpec:
             f"config.json: architectures={shown(found)} is not supported for {model_type}; "
             f"only {architecture} is."
         )
-    _refuse_quantized(reader)
+    quantization = read_quantization(reader.value("quantization_config"))
     for key in ("is_encoder_decoder", "is_decoder", "add_cross_attention"):
         reader.require(key, False, "models are decoders only")
     spec = read(reader)
     reader.refuse_unknown(HARMLESS_KEYS)
-    return spec
+    return replace(spec, quantization=quantization)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -81,15 +83,3 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise ValueError(f"the key {shown(key)} stands twice with different values")
         table[key] = value
     return table
-
-
-def _refuse_quantized(reader: ConfigReader) -> None:
-    found = reader.value("quantization_config")
-    if not found:
-        return
-    method = found.get("quant_method") if isinstance(found, dict) else found
-    raise UnsupportedError(
-        f"config.json: quantization_config with quant_method={shown(method)}: quantized "
-        "checkpoints come with the quantised weight formats. Supported now: float32, bfloat16 "
-        "and float16 checkpoints."
-    )

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from moestro.core.quantization_config import StoredQuantization
+
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
@@ -51,7 +53,8 @@ class ModelSpec:
     """Shapes, flags and token ids of one model. moe_layers[i]: whether layer i is MoE.
 
     num_mtp_layers: multi-token-prediction layers the config promises (names
-    model.layers.<num_hidden_layers + i>), never counted in num_hidden_layers.
+    model.layers.<num_hidden_layers + i>), never counted in num_hidden_layers. quantization: how the
+    checkpoint's weights are quantised, if they are; dtype is that of the others.
     """
 
     model_type: str
@@ -71,6 +74,7 @@ class ModelSpec:
     tie_word_embeddings: bool
     dtype: str
     eos_token_ids: tuple[int, ...]
+    quantization: StoredQuantization | None = None
 
     @property
     def num_attention_parameters(self) -> int:

@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from moestro.core.weight_format import WeightFormats
+
 LOGITS_BLOCK_BYTES = 128 << 20
 """fp32 logits are computed for this many bytes of rows at a time (at least one row)."""
 ROTARY_BLOCK_POSITIONS = 4096
@@ -17,6 +19,7 @@ class Plan:
     device: str
     dtype: str
     kv_cache_dtype: str
+    weight_formats: WeightFormats
     weight_bytes: int
     kv_bytes_per_token: int
     kv_cache_bytes: int

@@ -23,15 +23,17 @@ from moestro.engine.tokenizer import Tokenizer
 from moestro.errors import CapacityError
 from moestro.kvcache.manager import KVCacheManager
 from moestro.layers.moe import pack_routers
+from moestro.layers.parameters import Parameters
 from moestro.models.registry import build_model
 from moestro.planner.placement import make_plan
 from moestro.planner.report import plan_lines
 from moestro.planner.units import gigabytes
+from moestro.planner.weight_formats import Stored
 from moestro.runner.kv_pool import KVPool
 from moestro.runner.model_runner import ModelRunner
 from moestro.scheduler import Scheduler, SchedulerLimits
 from moestro.weights.checkpoint import Checkpoint
-from moestro.weights.loader import load_weights
+from moestro.weights.loader import load_weights, stored_formats
 from moestro.weights.source import resolve_model, user_path
 
 logger = logging.getLogger(__name__)
@@ -53,9 +55,16 @@ def build_engine(
     """
     model_dir = resolve_model(config.model)
     spec = load_model_spec(model_dir)
-    num_mtp_layers = _num_mtp_layers(model_dir, spec)
+    num_mtp_layers, stored = _inspect(model_dir, spec)
     device = load_backend("cpu")
-    plan = make_plan(config.model, spec, device.hardware(), config, num_mtp_layers=num_mtp_layers)
+    plan = make_plan(
+        config.model,
+        spec,
+        device.hardware(),
+        config,
+        num_mtp_layers=num_mtp_layers,
+        stored_formats=stored,
+    )
     for line in plan_lines(plan):
         logger.info("%s", line)
     tokenizer_dir = _tokenizer_dir(config, model_dir)
@@ -84,15 +93,14 @@ def build_engine(
     )
 
 
-def _num_mtp_layers(model_dir: Path, spec: ModelSpec) -> int:
-    """MTP layers to allocate: none where the checkpoint lacks what its config promises."""
-    if not spec.num_mtp_layers:
-        return 0
-    checkpoint = Checkpoint.open(model_dir)
-    try:
-        return spec.num_mtp_layers if checkpoint.has_mtp(spec) else 0
-    finally:
-        checkpoint.close()
+def _inspect(model_dir: Path, spec: ModelSpec) -> tuple[int, Stored | None]:
+    """MTP layers to allocate (none where the checkpoint lacks what its config promises), and the
+    formats that a quantised checkpoint's headers show."""
+    if not spec.num_mtp_layers and spec.quantization is None:
+        return 0, None
+    with Checkpoint.open(model_dir) as checkpoint:
+        num_mtp_layers = spec.num_mtp_layers if checkpoint.has_mtp(spec) else 0
+        return num_mtp_layers, stored_formats(checkpoint, spec, num_mtp_layers) or None
 
 
 def _tokenizer_dir(config: EngineConfig, model_dir: Path) -> Path:
@@ -130,9 +138,14 @@ def _load_runner(
     device: Device, plan: Plan, spec: ModelSpec, model_dir: Path, progress: Progress | None
 ) -> ModelRunner:
     try:
-        model = build_model(spec, getattr(torch, plan.dtype), num_mtp_layers=plan.num_mtp_layers)
-        device.prepare_weights(model.parameters())
-        load_weights(model, model_dir, progress)
+        parameters = Parameters(
+            getattr(torch, plan.dtype), plan.weight_formats, device.name, device
+        )
+        model = build_model(spec, parameters, plan.num_mtp_layers)
+        device.prepare_weights(
+            p if isinstance(p, torch.Tensor) else p.codes for p in model.weights.values()
+        )
+        load_weights(spec, model.weights, model_dir, progress, backend=device)
         pack_routers(model, device, getattr(torch, plan.dtype))
         kv_pool = KVPool(spec, plan.num_pages, plan.page_size, getattr(torch, plan.kv_cache_dtype))
         return ModelRunner(

@@ -7,12 +7,13 @@ from moestro import ops
 from moestro.core.model_spec import ModelSpec
 from moestro.layers.linear import Linear
 from moestro.layers.norm import RMSNorm
+from moestro.layers.parameters import Parameters
 
 
 class Attention(nn.Module):
     """qkv_proj -> per-head norm and rotation -> store -> paged attention -> o_proj."""
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(self, parameters: Parameters, spec: ModelSpec) -> None:
         super().__init__()
         self.num_heads = spec.num_attention_heads
         self.num_kv_heads = spec.num_key_value_heads
@@ -20,10 +21,10 @@ class Attention(nn.Module):
         self.scale = spec.head_dim**-0.5
         hidden, head_dim = spec.hidden_size, spec.head_dim
         heads = self.num_heads + 2 * self.num_kv_heads
-        self.qkv_proj = Linear(hidden, heads * head_dim, dtype, device)
-        self.q_norm = RMSNorm(head_dim, self.eps, dtype, device)
-        self.k_norm = RMSNorm(head_dim, self.eps, dtype, device)
-        self.o_proj = Linear(self.num_heads * head_dim, hidden, dtype, device)
+        self.qkv_proj = Linear(parameters.within("qkv_proj"), hidden, heads * head_dim)
+        self.q_norm = RMSNorm(parameters.within("q_norm"), head_dim, self.eps)
+        self.k_norm = RMSNorm(parameters.within("k_norm"), head_dim, self.eps)
+        self.o_proj = Linear(parameters.within("o_proj"), self.num_heads * head_dim, hidden)
 
     def forward(
         self,

@@ -9,6 +9,7 @@ from moestro.layers.attention import Attention
 from moestro.layers.mlp import MLP
 from moestro.layers.moe import MoE
 from moestro.layers.norm import RMSNorm
+from moestro.layers.parameters import Parameters
 
 
 class DecoderLayer(nn.Module):
@@ -18,20 +19,19 @@ class DecoderLayer(nn.Module):
     spec.moe's experts or the dense MLP.
     """
 
-    def __init__(
-        self, spec: ModelSpec, is_moe: bool, dtype: torch.dtype, device: torch.device | str
-    ) -> None:
+    def __init__(self, parameters: Parameters, spec: ModelSpec, is_moe: bool) -> None:
         super().__init__()
         hidden, eps = spec.hidden_size, spec.rms_norm_eps
-        self.input_layernorm = RMSNorm(hidden, eps, dtype, device)
-        self.self_attn = Attention(spec, dtype, device)
-        self.post_attention_layernorm = RMSNorm(hidden, eps, dtype, device)
+        inner = parameters.within
+        self.input_layernorm = RMSNorm(inner("input_layernorm"), hidden, eps)
+        self.self_attn = Attention(inner("self_attn"), spec)
+        self.post_attention_layernorm = RMSNorm(inner("post_attention_layernorm"), hidden, eps)
         self.mlp: MoE | MLP
         if is_moe:
             assert spec.moe is not None
-            self.mlp = MoE(spec.moe, hidden, dtype, device)
+            self.mlp = MoE(inner("mlp"), spec.moe, hidden)
         else:
-            self.mlp = MLP(hidden, spec.intermediate_size, dtype, device)
+            self.mlp = MLP(inner("mlp"), hidden, spec.intermediate_size)
 
     def forward(
         self,

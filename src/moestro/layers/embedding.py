@@ -4,18 +4,15 @@ import torch
 from torch import nn
 
 from moestro import ops
+from moestro.layers.parameters import Parameters
 
 
 class Embedding(nn.Module):
-    """Looks up rows of weight [V, N]; neither model family scales them."""
+    """Looks up rows of weight [V, N], a plain tensor; neither model family scales them."""
 
-    def __init__(
-        self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device | str
-    ) -> None:
+    def __init__(self, parameters: Parameters, vocab_size: int, hidden_size: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(
-            torch.empty(vocab_size, hidden_size, dtype=dtype, device=device), requires_grad=False
-        )
+        self.weight = parameters.tensor("weight", vocab_size, hidden_size)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """input_ids: [T] int64. Returns [T, N] in the table's dtype."""

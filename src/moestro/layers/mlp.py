@@ -5,21 +5,17 @@ from torch import nn
 
 from moestro import ops
 from moestro.layers.linear import Linear
+from moestro.layers.parameters import Parameters
 
 
 class MLP(nn.Module):
     """down(silu(gate x) * up x); gate_up_proj.weight holds the gate rows, then the up rows."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        intermediate_size: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-    ) -> None:
+    def __init__(self, parameters: Parameters, hidden_size: int, intermediate_size: int) -> None:
         super().__init__()
-        self.gate_up_proj = Linear(hidden_size, 2 * intermediate_size, dtype, device)
-        self.down_proj = Linear(intermediate_size, hidden_size, dtype, device)
+        inner = parameters.within("gate_up_proj")
+        self.gate_up_proj = Linear(inner, hidden_size, 2 * intermediate_size, paired=True)
+        self.down_proj = Linear(parameters.within("down_proj"), intermediate_size, hidden_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, N] to [T, N]."""

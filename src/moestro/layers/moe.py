@@ -6,25 +6,20 @@ from torch import nn
 from moestro import ops
 from moestro.backends.base import Device
 from moestro.core.model_spec import MoeSpec
-from moestro.layers.linear import Linear
 from moestro.layers.mlp import MLP
+from moestro.layers.parameters import Parameters
 
 
 class Experts(nn.Module):
     """Stacked routed experts: gate_up_proj [E, 2 I, N], gate rows first; down_proj [E, N, I]."""
 
-    def __init__(
-        self, moe: MoeSpec, hidden_size: int, dtype: torch.dtype, device: torch.device | str
-    ) -> None:
+    def __init__(self, parameters: Parameters, moe: MoeSpec, hidden_size: int) -> None:
         super().__init__()
-        shape = (moe.num_experts, 2 * moe.intermediate_size, hidden_size)
-        self.gate_up_proj = nn.Parameter(
-            torch.empty(shape, dtype=dtype, device=device), requires_grad=False
+        experts, inner = moe.num_experts, moe.intermediate_size
+        self.gate_up_proj = parameters.weight(
+            "gate_up_proj", experts, 2 * inner, hidden_size, paired=True
         )
-        shape = (moe.num_experts, hidden_size, moe.intermediate_size)
-        self.down_proj = nn.Parameter(
-            torch.empty(shape, dtype=dtype, device=device), requires_grad=False
-        )
+        self.down_proj = parameters.weight("down_proj", experts, hidden_size, inner)
 
 
 class MoE(nn.Module):
@@ -35,16 +30,17 @@ class MoE(nn.Module):
     chose each expert is added to it.
     """
 
-    def __init__(
-        self, moe: MoeSpec, hidden_size: int, dtype: torch.dtype, device: torch.device | str
-    ) -> None:
+    def __init__(self, parameters: Parameters, moe: MoeSpec, hidden_size: int) -> None:
         super().__init__()
         self.moe = moe
-        self.gate = Linear(hidden_size, moe.num_experts, torch.float32, device)
-        self.expert_bias: nn.Parameter | None = None
+        self.gate_weight = parameters.tensor(
+            "gate.weight", moe.num_experts, hidden_size, dtype=torch.float32
+        )
+        self.expert_bias: torch.Tensor | None = None
         if moe.has_expert_bias:
-            bias = torch.empty(moe.num_experts, dtype=torch.float32, device=device)
-            self.expert_bias = nn.Parameter(bias, requires_grad=False)
+            self.expert_bias = parameters.tensor(
+                "expert_bias", moe.num_experts, dtype=torch.float32
+            )
         self._router: ops.RouterWeights | None = None
         self.expert_counts: torch.Tensor | None = None
         self.gating_rule = ops.GatingRule(
@@ -54,10 +50,11 @@ class MoE(nn.Module):
             moe.renormalize_epsilon,
             moe.scaling,
         )
-        self.experts = Experts(moe, hidden_size, dtype, device)
+        self.experts = Experts(parameters.within("experts"), moe, hidden_size)
         self.shared_experts: MLP | None = None
         if moe.num_shared_experts:
-            self.shared_experts = MLP(hidden_size, moe.shared_intermediate_size, dtype, device)
+            inner = parameters.within("shared_experts")
+            self.shared_experts = MLP(inner, hidden_size, moe.shared_intermediate_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[T, N] to [T, N]."""
@@ -76,7 +73,7 @@ class MoE(nn.Module):
         self._router = device.pack_router(self._plain_router(dtype))
 
     def _plain_router(self, dtype: torch.dtype) -> ops.RouterWeights:
-        return ops.RouterWeights.of(self.gate.weight, self.expert_bias, dtype)
+        return ops.RouterWeights.of(self.gate_weight, self.expert_bias, dtype)
 
     def _weights(self) -> ops.ExpertWeights:
         routed, shared = self.experts, self.shared_experts

@@ -4,19 +4,16 @@ import torch
 from torch import nn
 
 from moestro import ops
+from moestro.layers.parameters import Parameters
 
 
 class RMSNorm(nn.Module):
     """weight: [N]. `forward` normalises; `add` adds to the residual stream first."""
 
-    def __init__(
-        self, hidden_size: int, eps: float, dtype: torch.dtype, device: torch.device | str
-    ) -> None:
+    def __init__(self, parameters: Parameters, hidden_size: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(
-            torch.empty(hidden_size, dtype=dtype, device=device), requires_grad=False
-        )
+        self.weight = parameters.tensor("weight", hidden_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., N] to [..., N]."""

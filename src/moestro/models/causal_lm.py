@@ -1,15 +1,17 @@
 """CausalLM: what the runner and the weight loader see of any model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 
 from moestro import ops
 from moestro.core.model_spec import ModelSpec
+from moestro.core.weight_format import HEAD
 from moestro.errors import UnsupportedError
 from moestro.layers.embedding import Embedding
-from moestro.layers.linear import Linear
+from moestro.layers.parameters import Parameter, Parameters
+from moestro.quant.format import WeightTensor, float_weight
 
 
 class Trunk(nn.Module):
@@ -44,24 +46,19 @@ class CausalLM(nn.Module):
     """A decoder-only language model over paged KV: a trunk and a head.
 
     Layer i reads and writes kv_pages[i]; MTP layer j kv_pages[spec.num_hidden_layers + j].
-    lm_head is None when the embedding table serves as the head too.
+    weights: every parameter by name, for the loader. lm_head: the head's weight; tied to the
+    embedding it shares the table's memory where it can: unpacked and in the table's own type.
     """
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        model: Trunk,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        num_mtp_layers: int,
+        self, parameters: Parameters, spec: ModelSpec, model: Trunk, num_mtp_layers: int
     ) -> None:
         super().__init__()
         self.spec = spec
         self.num_mtp_layers = num_mtp_layers
         self.model = model
-        self.lm_head: Linear | None = None
-        if not spec.tie_word_embeddings:
-            self.lm_head = Linear(spec.hidden_size, spec.vocab_size, dtype, device)
+        self.lm_head = _head(parameters, spec, model.embed_tokens.weight)
+        self.weights: Mapping[str, Parameter] = parameters.by_name
 
     def forward(
         self,
@@ -79,8 +76,7 @@ class CausalLM(nn.Module):
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[M, N] to [M, V] fp32: operands in the model's dtype, fp32 sums, never rounded after."""
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        logits: torch.Tensor = ops.linear(hidden_states, head.weight, torch.float32)
+        logits: torch.Tensor = ops.linear(hidden_states, self.lm_head, torch.float32)
         return logits
 
     def mtp_forward(
@@ -107,3 +103,11 @@ class CausalLM(nn.Module):
         index = step % self.num_mtp_layers
         pages = kv_pages[self.spec.num_hidden_layers + index]
         return self.model.mtp_forward(hidden_states, next_token_ids, positions, pages, attn, index)
+
+
+def _head(parameters: Parameters, spec: ModelSpec, table: torch.Tensor) -> WeightTensor:
+    shared = float_weight(table)
+    wanted = parameters.formats.of(HEAD)
+    if spec.tie_word_embeddings and not parameters.packs and wanted == shared.format:
+        return shared
+    return parameters.weight(HEAD, spec.vocab_size, spec.hidden_size)

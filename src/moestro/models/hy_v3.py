@@ -12,6 +12,7 @@ from moestro.layers.decoder import DecoderLayer
 from moestro.layers.embedding import Embedding
 from moestro.layers.linear import Linear
 from moestro.layers.norm import RMSNorm
+from moestro.layers.parameters import Parameters
 from moestro.layers.rotary import RotaryTable
 from moestro.models.causal_lm import CausalLM, Trunk
 
@@ -23,13 +24,13 @@ class HyV3MTPLayer(DecoderLayer):
     in the concatenation, embedding zeroed at position 0, hidden state after the final norm).
     """
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device | str) -> None:
-        super().__init__(spec, True, dtype, device)
+    def __init__(self, parameters: Parameters, spec: ModelSpec) -> None:
+        super().__init__(parameters, spec, True)
         hidden, eps = spec.hidden_size, spec.rms_norm_eps
-        self.enorm = RMSNorm(hidden, eps, dtype, device)
-        self.hnorm = RMSNorm(hidden, eps, dtype, device)
-        self.eh_proj = Linear(2 * hidden, hidden, dtype, device)
-        self.final_layernorm = RMSNorm(hidden, eps, dtype, device)
+        self.enorm = RMSNorm(parameters.within("enorm"), hidden, eps)
+        self.hnorm = RMSNorm(parameters.within("hnorm"), hidden, eps)
+        self.eh_proj = Linear(parameters.within("eh_proj"), 2 * hidden, hidden)
+        self.final_layernorm = RMSNorm(parameters.within("final_layernorm"), hidden, eps)
 
     def join(
         self, hidden_states: torch.Tensor, next_embeddings: torch.Tensor, positions: torch.Tensor
@@ -45,22 +46,21 @@ class HyV3MTPLayer(DecoderLayer):
 class HyV3Model(Trunk):
     """The trunk: embedding, decoder layers, final norm. MTP layers follow in `layers`."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        num_mtp_layers: int,
-    ) -> None:
+    def __init__(self, parameters: Parameters, spec: ModelSpec, num_mtp_layers: int) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, dtype, device)
+        inner, hidden = parameters.within, spec.hidden_size
+        self.embed_tokens = Embedding(inner("embed_tokens"), spec.vocab_size, hidden)
         self.layers = nn.ModuleList(
-            DecoderLayer(spec, is_moe, dtype, device) for is_moe in spec.moe_layers
+            DecoderLayer(inner(f"layers.{i}"), spec, is_moe)
+            for i, is_moe in enumerate(spec.moe_layers)
         )
         self.num_trunk_layers = len(self.layers)
-        self.layers.extend(HyV3MTPLayer(spec, dtype, device) for _ in range(num_mtp_layers))
-        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, dtype, device)
-        self.rotary = RotaryTable(spec.rope, spec.head_dim, device)
+        self.layers.extend(
+            HyV3MTPLayer(inner(f"layers.{self.num_trunk_layers + i}"), spec)
+            for i in range(num_mtp_layers)
+        )
+        self.norm = RMSNorm(inner("norm"), hidden, spec.rms_norm_eps)
+        self.rotary = RotaryTable(spec.rope, spec.head_dim, parameters.device)
 
     def forward(
         self,
@@ -100,14 +100,8 @@ class HyV3Model(Trunk):
 class HyV3ForCausalLM(CausalLM):
     """model_type hy_v3."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        num_mtp_layers: int,
-    ) -> None:
+    def __init__(self, parameters: Parameters, spec: ModelSpec, num_mtp_layers: int) -> None:
         if num_mtp_layers and spec.moe is None:
             raise UnsupportedError("an MTP layer of hy_v3 has experts, but this config has none.")
-        trunk = HyV3Model(spec, dtype, device, num_mtp_layers)
-        super().__init__(spec, trunk, dtype, device, num_mtp_layers)
+        trunk = HyV3Model(parameters.within("model"), spec, num_mtp_layers)
+        super().__init__(parameters, spec, trunk, num_mtp_layers)

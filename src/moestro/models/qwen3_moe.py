@@ -11,6 +11,7 @@ from moestro.errors import UnsupportedError
 from moestro.layers.decoder import DecoderLayer
 from moestro.layers.embedding import Embedding
 from moestro.layers.norm import RMSNorm
+from moestro.layers.parameters import Parameters
 from moestro.layers.rotary import RotaryTable
 from moestro.models.causal_lm import CausalLM, Trunk
 
@@ -18,14 +19,16 @@ from moestro.models.causal_lm import CausalLM, Trunk
 class Qwen3MoeModel(Trunk):
     """The trunk: embedding, decoder layers, final norm."""
 
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(self, parameters: Parameters, spec: ModelSpec) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, dtype, device)
+        inner, hidden = parameters.within, spec.hidden_size
+        self.embed_tokens = Embedding(inner("embed_tokens"), spec.vocab_size, hidden)
         self.layers = nn.ModuleList(
-            DecoderLayer(spec, is_moe, dtype, device) for is_moe in spec.moe_layers
+            DecoderLayer(inner(f"layers.{i}"), spec, is_moe)
+            for i, is_moe in enumerate(spec.moe_layers)
         )
-        self.norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, dtype, device)
-        self.rotary = RotaryTable(spec.rope, spec.head_dim, device)
+        self.norm = RMSNorm(inner("norm"), hidden, spec.rms_norm_eps)
+        self.rotary = RotaryTable(spec.rope, spec.head_dim, parameters.device)
 
     def forward(
         self,
@@ -47,15 +50,9 @@ class Qwen3MoeModel(Trunk):
 class Qwen3MoeForCausalLM(CausalLM):
     """model_type qwen3_moe."""
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        num_mtp_layers: int,
-    ) -> None:
+    def __init__(self, parameters: Parameters, spec: ModelSpec, num_mtp_layers: int) -> None:
         if num_mtp_layers:
             raise UnsupportedError(
                 f"qwen3_moe has no MTP layer, {num_mtp_layers} were asked for; use 0."
             )
-        super().__init__(spec, Qwen3MoeModel(spec, dtype, device), dtype, device, 0)
+        super().__init__(parameters, spec, Qwen3MoeModel(parameters.within("model"), spec), 0)

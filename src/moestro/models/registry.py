@@ -1,9 +1,8 @@
 """From ModelSpec to a model with unfilled parameters."""
 
-import torch
-
 from moestro.core.model_spec import ModelSpec
 from moestro.errors import UnsupportedError
+from moestro.layers.parameters import Parameters
 from moestro.models.causal_lm import CausalLM
 from moestro.models.hy_v3 import HyV3ForCausalLM
 from moestro.models.qwen3_moe import Qwen3MoeForCausalLM
@@ -15,12 +14,9 @@ _MODELS: dict[str, type[HyV3ForCausalLM] | type[Qwen3MoeForCausalLM]] = {
 
 
 def build_model(
-    spec: ModelSpec,
-    dtype: torch.dtype,
-    device: torch.device | str = "cpu",
-    num_mtp_layers: int | None = None,
+    spec: ModelSpec, parameters: Parameters, num_mtp_layers: int | None = None
 ) -> CausalLM:
-    """The model of spec.model_type, its parameters allocated but not filled.
+    """The model of spec.model_type, its parameters allocated by `parameters` but not filled.
 
     num_mtp_layers: how many MTP layers to allocate, by default all that the spec promises; 0 for
     a checkpoint that lacks them. Raises UnsupportedError for another model_type.
@@ -34,4 +30,4 @@ def build_model(
         raise UnsupportedError(
             f"num_mtp_layers must be in [0, {spec.num_mtp_layers}] for this checkpoint, got {mtp}."
         )
-    return _MODELS[spec.model_type](spec, dtype, device, mtp)
+    return _MODELS[spec.model_type](parameters, spec, mtp)

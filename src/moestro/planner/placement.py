@@ -12,6 +12,7 @@ from moestro.core.plan import Plan
 from moestro.errors import CapacityError, ConfigError, UnsupportedError
 from moestro.planner.sizes import ELEMENT_BYTES, buffer_bytes, weight_bytes
 from moestro.planner.units import gigabytes
+from moestro.planner.weight_formats import Stored, choose_weight_formats
 
 DEFAULT_KV_BYTES = 4 * 2**30
 """CPU default of the KV memory, unless a quarter of what is left after the weights is less."""
@@ -49,13 +50,22 @@ def make_plan(
     config: EngineConfig,
     *,
     num_mtp_layers: int | None = None,
+    stored_formats: Stored | None = None,
 ) -> Plan:
     """The Plan of one rank.
 
     num_mtp_layers: MTP layers whose weights will be held; None is all that the config promises.
+    stored_formats: what a quantised checkpoint's headers say; None is what its config says.
     Raises CapacityError (says what fits), ConfigError and UnsupportedError.
     """
-    report = fit_plan(model, spec, hardware, config, num_mtp_layers=num_mtp_layers)
+    report = fit_plan(
+        model,
+        spec,
+        hardware,
+        config,
+        num_mtp_layers=num_mtp_layers,
+        stored_formats=stored_formats,
+    )
     if report.shortage is not None:
         raise CapacityError(report.shortage)
     return report.plan
@@ -68,9 +78,10 @@ def fit_plan(
     config: EngineConfig,
     *,
     num_mtp_layers: int | None = None,
+    stored_formats: Stored | None = None,
 ) -> FitReport:
     """As make_plan, but a lack of memory is reported, not raised."""
-    return _Placement(model, spec, hardware, config, num_mtp_layers).report()
+    return _Placement(model, spec, hardware, config, num_mtp_layers, stored_formats).report()
 
 
 class _Placement:
@@ -83,6 +94,7 @@ class _Placement:
         hardware: HardwareSpec,
         config: EngineConfig,
         num_mtp_layers: int | None,
+        stored_formats: Stored | None,
     ) -> None:
         if hardware.device != "cpu":
             raise UnsupportedError(
@@ -92,11 +104,15 @@ class _Placement:
         self.num_mtp_layers = spec.num_mtp_layers if num_mtp_layers is None else num_mtp_layers
         self.notes: list[str] = []
         self.dtype = self._choose_dtype()
+        self.weight_formats, format_notes = choose_weight_formats(
+            spec, config, self.dtype, self.num_mtp_layers, stored_formats
+        )
+        self.notes.extend(format_notes)
         self.kv_cache_dtype = self._choose_kv_dtype()
         self.wanted_len = self._wanted_len()
         self.token_bytes = spec.kv_bytes_per_token(ELEMENT_BYTES[self.kv_cache_dtype])
         self.page_bytes = self.token_bytes * config.page_size
-        self.weight_bytes = weight_bytes(spec, self.dtype, self.num_mtp_layers)
+        self.weight_bytes = weight_bytes(spec, self.weight_formats, self.num_mtp_layers)
         self.buffer_bytes = buffer_bytes(
             spec, self.dtype, config.max_num_batched_tokens, config.max_num_seqs, self.wanted_len
         )
@@ -127,6 +143,7 @@ class _Placement:
             device=self.hardware.device,
             dtype=self.dtype,
             kv_cache_dtype=self.kv_cache_dtype,
+            weight_formats=self.weight_formats,
             weight_bytes=self.weight_bytes,
             kv_bytes_per_token=self.token_bytes,
             kv_cache_bytes=num_pages * self.page_bytes,
@@ -223,7 +240,7 @@ class _Placement:
         if missing <= 0:
             return None, 0
         needs = (
-            f"weights {gigabytes(self.weight_bytes)} ({self.dtype}) + buffers "
+            f"weights {gigabytes(self.weight_bytes)} ({self.weight_formats.linear}) + buffers "
             f"{gigabytes(self.buffer_bytes)} + KV memory {gigabytes(least)}"
         )
         text = (

@@ -10,7 +10,7 @@ def plan_lines(plan: Plan) -> list[str]:
     mtp = f", {plan.num_mtp_layers} MTP layer" if plan.num_mtp_layers else ""
     sequences = f"{plan.max_full_sequences:,} sequence{'s' * (plan.max_full_sequences != 1)}"
     lines = [
-        f"{plan.model}: {plan.dtype} on {plan.device}, {plan.num_threads} threads",
+        f"{plan.model}: {_types(plan)} on {plan.device}, {plan.num_threads} threads",
         f"weights {gigabytes(plan.weight_bytes)}{mtp} + KV {gigabytes(plan.kv_cache_bytes)} + "
         f"buffers {gigabytes(plan.buffer_bytes)} = {gigabytes(plan.total_bytes)}",
         f"KV: {plan.num_pages:,} pages of {plan.page_size} tokens, {plan.kv_cache_dtype}, "
@@ -21,6 +21,14 @@ def plan_lines(plan: Plan) -> list[str]:
         f"{plan.max_num_seqs:,} sequences",
     ]
     return lines + [f"note: {note}" for note in plan.notes]
+
+
+def _types(plan: Plan) -> str:
+    """The compute type, and the weights' formats where they differ from it."""
+    formats = plan.weight_formats
+    if formats.linear.is_float:
+        return plan.dtype
+    return f"{plan.dtype} with {formats.linear} weights (lm_head {formats.head})"
 
 
 def fit_lines(report: FitReport) -> list[str]:

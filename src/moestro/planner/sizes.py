@@ -1,9 +1,11 @@
 """How many bytes things take: weights, KV, buffers. Arithmetic on a ModelSpec, nothing else."""
 
+from moestro.core.matrices import matrices
 from moestro.core.model_spec import ModelSpec
 from moestro.core.plan import LOGITS_BLOCK_BYTES, ROTARY_BLOCK_POSITIONS
+from moestro.core.weight_format import FLOAT_BYTES, WeightFormats
 
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ELEMENT_BYTES = FLOAT_BYTES
 _FP32 = 4
 _ROUTER_PANEL = 32
 """A packed router holds a multiple of this many experts."""
@@ -11,8 +13,13 @@ _ROUTER_PANEL = 32
 _LOGIT_COPIES = 3
 
 
-def weight_bytes(spec: ModelSpec, dtype: str, num_mtp_layers: int) -> int:
-    """Bytes of all parameters: router weights and expert bias in fp32, the rest in dtype."""
+def weight_bytes(spec: ModelSpec, formats: WeightFormats, num_mtp_layers: int) -> int:
+    """Bytes of all parameters in the rows layout; a device's own layout may pad a little.
+
+    Router weights and expert bias are fp32, matrices have their formats, the rest is plain. A head
+    that is tied to the embedding but of another format is a copy of its own.
+    """
+    element = FLOAT_BYTES[formats.plain.name]
     parameters = spec.num_parameters
     if spec.num_mtp_layers:
         parameters += spec.num_mtp_parameters // spec.num_mtp_layers * num_mtp_layers
@@ -20,7 +27,14 @@ def weight_bytes(spec: ModelSpec, dtype: str, num_mtp_layers: int) -> int:
     if spec.moe is not None:
         one = spec.moe.num_experts * (spec.hidden_size + spec.moe.has_expert_bias)
         in_fp32 = one * (sum(spec.moe_layers) + num_mtp_layers)
-    return (parameters - in_fp32) * ELEMENT_BYTES[dtype] + in_fp32 * _FP32
+    total = (parameters - in_fp32) * element + in_fp32 * _FP32
+    for matrix in matrices(spec, num_mtp_layers):
+        columns = matrix.shape[-1]
+        one = formats.of(matrix.name).row_bytes(columns) - columns * element
+        total += matrix.num_rows * one
+    if spec.tie_word_embeddings and formats.head != formats.plain:
+        total += spec.vocab_size * formats.head.row_bytes(spec.hidden_size)
+    return total
 
 
 def buffer_bytes(spec: ModelSpec, dtype: str, num_tokens: int, num_logits: int, length: int) -> int:

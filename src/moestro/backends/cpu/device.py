@@ -1,5 +1,7 @@
 """The CPU as a device."""
 
+# ruff: noqa: ARG002 -- it packs nothing so far
+
 from collections.abc import Iterable
 
 import torch
@@ -7,7 +9,9 @@ import torch
 import moestro.backends.cpu  # noqa: F401 -- registers the bodies
 from moestro.backends.cpu import library
 from moestro.core.hardware import HardwareSpec, probe_cpu
+from moestro.errors import UnsupportedError
 from moestro.ops.routing import RouterWeights
+from moestro.quant.format import WeightFormat, WeightTensor
 
 _OWN_MAPPING_BYTES = 2**25
 """From this size on an allocation is a mapping of its own and goes back whole. A smaller one may
@@ -24,6 +28,23 @@ class CpuDevice:
     @property
     def identity(self) -> str:
         return library.identity()
+
+    @property
+    def packs_weights(self) -> bool:
+        return False
+
+    def packed_bytes(
+        self, weight_format: WeightFormat, shape: tuple[int, ...], *, paired: bool
+    ) -> int:
+        raise UnsupportedError("the reference level reads weights in the rows layout")
+
+    def pack_rows(
+        self, target: WeightTensor, rows: WeightTensor, *, expert: int | None, start: int
+    ) -> None:
+        raise UnsupportedError("the reference level reads weights in the rows layout")
+
+    def unpack(self, weight: WeightTensor) -> WeightTensor:
+        raise UnsupportedError("the reference level reads weights in the rows layout")
 
     def hardware(self) -> HardwareSpec:
         return probe_cpu(library.status().isa)

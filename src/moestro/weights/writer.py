@@ -1,0 +1,89 @@
+"""Rows of a checkpoint into a parameter's final format and layout."""
+
+import torch
+
+from moestro.backends.base import Device
+from moestro.errors import CheckpointError
+from moestro.layers.parameters import Parameter
+from moestro.quant.format import WeightTensor
+from moestro.quant.fp8 import has_nan
+from moestro.quant.weight import expert as expert_of
+from moestro.quant.weight import quantize
+from moestro.weights.name_map import RowCopy
+from moestro.weights.stored import OpenWeight, blocks
+
+_BLOCK_ELEMENTS = 2**19
+"""What is converted at a time: its temporaries stay in the cache and count for nothing."""
+
+
+class WeightWriter:
+    """Writes rows into parameters; backend: the device that packs, None in the rows layout."""
+
+    def __init__(self, backend: Device | None = None) -> None:
+        self._backend = backend
+
+    def copy(self, name: str, source: OpenWeight, target: Parameter, copy: RowCopy) -> None:
+        """One run of rows. name: the checkpoint tensor, for errors (CheckpointError)."""
+        if isinstance(target, torch.Tensor):
+            _copy_float(name, _float_rows(source, copy), _part(target, copy))
+            return
+        if target.format.is_float and not target.packed:
+            _copy_float(name, _float_rows(source, copy), _part(target.codes, copy))
+            return
+        for block in blocks(copy.num_rows, target.in_features, _BLOCK_ELEMENTS):
+            rows = source.rows(copy.source + block.start, copy.source + block.stop)
+            self._write(target, _converted(name, rows, target), copy, copy.start + block.start)
+
+    def _write(self, target: WeightTensor, rows: WeightTensor, copy: RowCopy, start: int) -> None:
+        if target.packed:
+            assert self._backend is not None
+            self._backend.pack_rows(target, rows, expert=copy.expert, start=start)
+            return
+        whole = target if copy.expert is None else expert_of(target, copy.expert)
+        for into, from_ in (
+            (whole.codes, rows.codes), (whole.scales, rows.scales), (whole.zeros, rows.zeros)
+        ):  # fmt: skip
+            if into is not None and from_ is not None:
+                into[start : start + rows.num_rows].copy_(from_)
+
+
+def _float_rows(source: OpenWeight, copy: RowCopy) -> torch.Tensor:
+    rows = source.rows(copy.source, copy.source + copy.num_rows)
+    assert isinstance(rows, torch.Tensor)
+    return rows
+
+
+def _part(tensor: torch.Tensor, copy: RowCopy) -> torch.Tensor:
+    whole = tensor if copy.expert is None else tensor[copy.expert]
+    return whole[copy.start : copy.start + copy.num_rows]
+
+
+def _copy_float(name: str, rows: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(rows.view(target.shape))
+    if target.dtype == torch.float16 != rows.dtype:
+        _check_float16(name, rows, target)
+
+
+def _check_float16(name: str, rows: torch.Tensor, target: torch.Tensor) -> None:
+    low, high = target.aminmax()
+    if torch.isinf(low) or torch.isinf(high):
+        low, high = rows.aminmax()
+        raise CheckpointError(
+            f"tensor {name!r} reaches {max(-low.item(), high.item()):g}, above float16's 65504: "
+            "use dtype bfloat16 or float32"
+        )
+
+
+def _converted(name: str, rows: torch.Tensor | WeightTensor, target: WeightTensor) -> WeightTensor:
+    """Rows in the target's format."""
+    if isinstance(rows, WeightTensor):
+        if rows.format.name == "fp8" and has_nan(rows.codes):
+            raise CheckpointError(f"tensor {name!r} holds NaN codes: the checkpoint is damaged")
+        return rows
+    try:
+        made = quantize(rows, target.format)
+    except ValueError as error:
+        raise CheckpointError(f"tensor {name!r}: {error}") from error
+    if target.format.name == "float16" and rows.dtype != torch.float16:
+        _check_float16(name, rows, made.codes)
+    return made
