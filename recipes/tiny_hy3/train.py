@@ -166,7 +166,7 @@ def build_trainer(args: argparse.Namespace) -> Trainer:
             raise SystemExit(f"{args.run} was started with {', '.join(changed)}: repeat them")
         trainer.restore(state)
     elif args.from_weights:
-        load_weights(trainer.model, source)
+        load_weights(spec, trainer.model.state_dict(), source)
     if not args.resume:
         args.run.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / "config.json", args.run / "config.json")
