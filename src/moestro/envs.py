@@ -83,7 +83,7 @@ CPU_ISA = EnvVar(
     "auto",
     "Kernel level on CPU. auto takes the highest the machine has; reference uses no kernel "
     "library. A level the machine lacks is an error.",
-    _choice(*CPU_ISA_LEVELS),
+    _choice(*CPU_ISA_LEVELS, "amx-emulated"),  # only builds for tests have that one
 )
 LOG_LEVEL = EnvVar(
     "MOESTRO_LOG_LEVEL",

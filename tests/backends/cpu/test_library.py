@@ -44,6 +44,12 @@ def test_a_level_can_be_forced(isa: str) -> None:
     assert out.stderr == ""
 
 
+def test_the_emulated_level_is_never_chosen_by_itself() -> None:
+    # Only a build for tests has it; it stands last, behind portable, which every build has.
+    assert library.EMULATED not in library.LEVELS
+    assert LEVELS[:1] != (library.EMULATED,)
+
+
 def test_reference_can_be_forced_without_a_warning() -> None:
     out = _python(SHOW, MOESTRO_CPU_ISA="reference")
     assert out.stdout.split()[1:] == ["reference"]

@@ -25,6 +25,8 @@ NUMERICS_VERSION = 2
 """Raised with every change of a kernel's bits: it is part of the device's identity."""
 LEVELS = ("amx", "avx512", "avx2", "portable")
 """Best first; `auto` takes the first one the machine runs."""
+EMULATED = "amx-emulated"
+"""The amx kernels with the tile unit in software, in builds for tests; `auto` never takes it."""
 
 _OK, _BAD_DTYPE, _BAD_SHAPE, _OUT_OF_RANGE, _NO_MEMORY = range(5)
 _P, _I, _N = c_void_p, c_int32, c_int64
@@ -83,7 +85,7 @@ class Library:
 
     def levels(self) -> tuple[str, ...]:
         """The levels this build has and this machine runs, best first."""
-        return tuple(level for level in LEVELS if self.has_level(level.encode()))
+        return tuple(level for level in (*LEVELS, EMULATED) if self.has_level(level.encode()))
 
     @contextmanager
     def at_level(self, level: str) -> Iterator[None]:

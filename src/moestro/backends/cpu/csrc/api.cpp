@@ -52,6 +52,9 @@ const Kernels* find_level(const char* name) {
 #if defined(MOESTRO_HAS_AMX)
     if (std::strcmp(name, "amx") == 0 && cpu_has_amx()) return &amx::kernels();
 #endif
+#if defined(MOESTRO_HAS_AMX_EMULATED)
+    if (std::strcmp(name, "amx-emulated") == 0 && cpu_has_avx512()) return &amx_emulated::kernels();
+#endif
     return nullptr;
 }
 

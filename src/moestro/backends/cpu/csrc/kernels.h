@@ -67,5 +67,8 @@ const Kernels& kernels();
 namespace amx {
 const Kernels& kernels();
 }
+namespace amx_emulated {  // in builds for tests only
+const Kernels& kernels();
+}
 
 }  // namespace moestro

@@ -17,17 +17,27 @@
 #include "thread_pool.h"
 #include "types.h"
 
-#if defined(MOESTRO_LEVEL_AMX)
+#if defined(MOESTRO_LEVEL_AMX_EMULATED)
+#include "emulated_tiles.h"
+#define MOESTRO_LEVEL_AMX
+#define MOESTRO_LEVEL amx_emulated
+#define MOESTRO_LEVEL_NAME "amx-emulated"
+#define MOESTRO_VECTORS "vec_avx512.h"
+#elif defined(MOESTRO_LEVEL_AMX)
 #define MOESTRO_LEVEL amx
+#define MOESTRO_LEVEL_NAME "amx"
 #define MOESTRO_VECTORS "vec_avx512.h"
 #elif defined(MOESTRO_LEVEL_AVX512)
 #define MOESTRO_LEVEL avx512
+#define MOESTRO_LEVEL_NAME "avx512"
 #define MOESTRO_VECTORS "vec_avx512.h"
 #elif defined(MOESTRO_LEVEL_AVX2)
 #define MOESTRO_LEVEL avx2
+#define MOESTRO_LEVEL_NAME "avx2"
 #define MOESTRO_VECTORS "vec_avx2.h"
 #else
 #define MOESTRO_LEVEL portable
+#define MOESTRO_LEVEL_NAME "portable"
 #define MOESTRO_VECTORS "vec_portable.h"
 #endif
 
