@@ -123,6 +123,10 @@ def _nan_code(tensors: dict[str, torch.Tensor]) -> None:
     tensors[f"{MODULE}.weight"].view(torch.uint8)[3, 5] = 0xFF
 
 
+def _unquantize(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[f"{MODULE}.weight"] = tensors.pop(f"{MODULE}.weight_scale").expand(-1, 192).clone()
+
+
 @pytest.mark.parametrize(
     ("kind", "change", "words"),
     [
@@ -145,7 +149,7 @@ def _nan_code(tensors: dict[str, torch.Tensor]) -> None:
         ("w8a8", _replace("weight_zero_point", torch.ones(96, 1, dtype=torch.int8)), "not 0"),
         ("w4a16", _replace("weight_g_idx", torch.zeros(192, dtype=torch.int32)), "act-order"),
         ("w4a16", _replace("weight_packed", torch.zeros(96, 3, dtype=torch.int32)), "wrong shape"),
-        ("w8a8", _replace("weight", torch.ones(96, 192)), "parts of one weight are stored in diff"),
+        ("w8a8", _unquantize, "parts of one weight are stored in diff"),
     ],
 )
 def test_damage_is_named(

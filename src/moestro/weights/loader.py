@@ -180,8 +180,8 @@ class _Assignment:
             for copy in placement.copies:
                 built = _format_of(parameters.get(copy.parameter))
                 if built != stored.format:
-                    text = f"{name} is {stored.format}, {copy.parameter} is {built or 'a float tensor'}"
-                    wrong.append(text)
+                    found = f"{name} is {stored.format}"
+                    wrong.append(f"{found}, {copy.parameter} is {built or 'a float tensor'}")
                     break
         return wrong
 
