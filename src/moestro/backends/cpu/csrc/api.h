@@ -22,6 +22,9 @@ const Kernels& kernels();
 // Keeps a message for moestro_last_error and returns the status.
 __attribute__((format(printf, 2, 3))) Status fail(Status status, const char* format, ...);
 
+// Puts the call of a graph in front of the message that is kept; returns the status.
+Status fail_in(Status status, int64_t index, const char* op);
+
 inline bool known(int32_t dtype) { return dtype >= kF32 && dtype <= kF16; }
 
 Status check_dtypes(int32_t first, int32_t second);
@@ -33,6 +36,9 @@ struct Op {
     int64_t args_size;
     Status (*launch)(const void* args);
 };
+
+// The op of a code; null when there is none.
+const Op* find_op(int32_t code);
 
 Status launch_rms_norm(const void* args);
 Status launch_silu_and_mul(const void* args);
