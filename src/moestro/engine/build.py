@@ -204,6 +204,7 @@ def _load_model(
     dtype = getattr(torch, plan.dtype)
     parameters = Parameters(dtype, plan.weight_formats, device.name, device)
     model = build_model(spec, parameters, plan.num_mtp_layers)
+    model.reserve_positions(plan.max_model_len)
     device.prepare_weights(
         p if isinstance(p, torch.Tensor) else p.codes for p in model.weights.values()
     )

@@ -27,6 +27,7 @@ constexpr Op kOps[] = {
     {"silu_and_mul", sizeof(ActivationArgs), launch_silu_and_mul},
     {"qk_norm_rope", sizeof(RopeArgs), launch_qk_norm_rope},
     {"store_kv", sizeof(StoreKvArgs), launch_store_kv},
+    {"qk_norm_rope_store", sizeof(RopeStoreArgs), launch_qk_norm_rope_store},
     {"embedding", sizeof(EmbeddingArgs), launch_embedding},
     {"linear", sizeof(LinearArgs), launch_linear},
     {"moe_gating_top_k", sizeof(GatingArgs), launch_moe_gating_top_k},

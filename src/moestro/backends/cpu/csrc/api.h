@@ -15,6 +15,7 @@ using ll = long long;  // for printf
 
 constexpr int64_t kMaxExperts = 4096;
 constexpr int64_t kMaxGroup = 64;
+constexpr int64_t kMaxHeadDim = 1024;  // of heads that are kept in pages
 
 // The chosen level's kernels.
 const Kernels& kernels();
@@ -29,6 +30,7 @@ inline bool known(int32_t dtype) { return dtype >= kF32 && dtype <= kF16; }
 
 Status check_dtypes(int32_t first, int32_t second);
 Status check_pair(int32_t x, int32_t weight);
+Status check_pages(const KvPages& pages);
 
 // One op of the ABI: its name, the size of its argument struct, and what launches it.
 struct Op {
@@ -44,6 +46,7 @@ Status launch_rms_norm(const void* args);
 Status launch_silu_and_mul(const void* args);
 Status launch_qk_norm_rope(const void* args);
 Status launch_store_kv(const void* args);
+Status launch_qk_norm_rope_store(const void* args);
 Status launch_embedding(const void* args);
 Status launch_linear(const void* args);
 Status launch_moe_experts(const void* args);
