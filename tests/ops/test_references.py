@@ -7,12 +7,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from moestro import ops
 from moestro.ops.registry import Op
 from moestro.ops.testing import Case, call, compare
+from moestro.quant.format import WeightTensor
+from moestro.quant.weight import expert, values
 
 Direct = Callable[..., Any]
 Tensor = torch.Tensor
@@ -37,8 +40,31 @@ def _silu_and_mul(x: Tensor) -> Tensor:
     return (_silu(x[..., :size].double()) * x[..., size:].double()).to(x.dtype)
 
 
-def _linear(x: Tensor, weight: Tensor, out_dtype: torch.dtype | None) -> Tensor:
-    return torch.einsum("tk,mk->tm", x.double(), weight.double()).to(out_dtype or x.dtype)
+def _linear(x: Tensor, weight: Tensor | WeightTensor, out_dtype: torch.dtype | None) -> Tensor:
+    return _times(x, weight).to(out_dtype or x.dtype)
+
+
+def _times(x: Tensor, weight: Tensor | WeightTensor) -> Tensor:
+    """x [T, K] @ weight.T in float64."""
+    if isinstance(weight, WeightTensor):
+        if weight.format.name in ("w8a8", "w4a8"):
+            x = _as_int8(x)
+        weight = values(weight)
+    return torch.einsum("tk,mk->tm", x.double(), weight.double())
+
+
+def _as_int8(x: Tensor) -> Tensor:
+    """The numbers that int8 codes of each row stand for, in float64."""
+    rows = [torch.from_numpy(_row_as_int8(row.float().numpy())) for row in x]
+    return torch.stack(rows) if rows else x.double()
+
+
+def _row_as_int8(row: np.ndarray) -> np.ndarray:
+    largest = np.abs(row).max()
+    if largest == 0:
+        return row.astype(np.float64)
+    codes = np.rint(row * (np.float32(127) / largest)).astype(np.float64)
+    return codes * np.float64(largest / np.float32(127))
 
 
 def _embedding(input_ids: Tensor, weight: Tensor) -> Tensor:
@@ -57,17 +83,16 @@ def _qk_norm_rope(
 ) -> tuple:
     tokens, dim = qkv.shape[0], q_weight.shape[0]
     parts = qkv.double().split((num_heads * dim, num_kv_heads * dim, num_kv_heads * dim), dim=1)
-    rotary = cos_sin.shape[1]
-    half = rotary // 2
-    # Each pair (i, i + R / 2) is a complex number; rotation is a multiplication.
+    half = dim // 2
+    # Each pair (i, i + D / 2) is a complex number; rotation is a multiplication.
     turn = torch.complex(*cos_sin.double().split(half, dim=1))[:, None]
     out = []
     for part, weight in zip(parts, (q_weight, k_weight, None), strict=True):
         heads = part.reshape(tokens, part.shape[1] // dim, dim)
         if weight is not None:
             heads = heads / (heads.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-            turned = torch.complex(heads[..., :half], heads[..., half:rotary]) * turn
-            heads = torch.cat((turned.real, turned.imag, heads[..., rotary:]), dim=-1)
+            turned = torch.complex(heads[..., :half], heads[..., half:]) * turn
+            heads = torch.cat((turned.real, turned.imag), dim=-1)
         out.append(heads.to(qkv.dtype))
     return tuple(out)
 
@@ -77,54 +102,8 @@ def _store_kv(k: Tensor, v: Tensor, pages: ops.KVPages, slot_mapping: Tensor) ->
         if slot >= 0:
             for head in range(k.shape[1]):
                 place = (slot // pages.page_size, head, slot % pages.page_size)
-                _keep(k[t, head], pages.k, pages.k_scales, place)
-                _keep(v[t, head], pages.v, pages.v_scales, place)
-
-
-def _keep(row: Tensor, held: Tensor, scales: Tensor | None, place: tuple[int, int, int]) -> None:
-    """One row of keys or values; the largest number becomes the largest code."""
-    if scales is None:
-        held[place] = row
-        return
-    numbers = [float(x) for x in row.float()]
-    largest = 127.0 if held.dtype == torch.int8 else 448.0
-    top = max(map(abs, numbers)) if all(map(math.isfinite, numbers)) else math.nan
-    scale = torch.tensor(top) / largest
-    if top < 127 / 2.0**128:  # 127 / top is no fp32 number
-        scale = torch.tensor(0.0)
-    codes = torch.zeros(len(numbers))
-    if float(scale) > 0:
-        exact, inverse = torch.tensor(numbers), torch.tensor(largest).div(torch.tensor(top))
-        scaled = exact * inverse if largest == 127 else exact / scale
-        codes = scaled.clamp(-largest, largest)
-    if largest == 127:
-        codes = codes.round()
-    bits = codes.to(held.dtype).view(torch.uint8)
-    held.view(torch.uint8)[place] = bits
-    scales[place] = scale
-
-
-def _qk_norm_rope_store(
-    qkv: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    rotary: ops.Rotary,
-    eps: float,
-    pages: ops.KVPages,
-    slot_mapping: Tensor,
-) -> Tensor:
-    dim, kv_heads = pages.head_dim, pages.num_kv_heads
-    rows = torch.stack([rotary.table[int(p)] for p in rotary.positions] or [rotary.table[0]])
-    heads = qkv.shape[1] // dim - 2 * kv_heads
-    rows = rows[: len(qkv)]
-    q, k, v = _qk_norm_rope(qkv, q_weight, k_weight, rows, eps, heads, kv_heads)
-    if pages.hadamard:
-        matrix = torch.ones(1, 1, dtype=torch.float64)
-        while len(matrix) < dim:
-            matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
-        q, k = (((t.double() @ matrix) * dim**-0.5).to(t.dtype) for t in (q, k))
-    _store_kv(k, v, pages, slot_mapping)
-    return q
+                pages.k[place] = k[t, head]
+                pages.v[place] = v[t, head]
 
 
 def _paged_attention(
@@ -140,18 +119,10 @@ def _paged_attention(
             place = [(int(metadata.page_table[s, p // size]), p % size) for p in range(last + 1)]
             page, slot = (torch.tensor(x) for x in zip(*place, strict=True))
             for h in range(q.shape[1]):
-                keys, values = (t[:, h // group].double() for t in _rows(pages, page, slot))
+                keys = pages.k[page, h // group, slot].double()
+                values = pages.v[page, h // group, slot].double()
                 weights = torch.exp((scores := keys @ q[t, h].double() * scale) - scores.max())
                 out[t, h] = (weights / weights.sum() @ values).to(q.dtype)
-    return out
-
-
-def _rows(pages: ops.KVPages, page: Tensor, slot: Tensor) -> list[Tensor]:
-    """Keys and values at some places: [places, G, D] each."""
-    out = []
-    for codes, scales in ((pages.k, pages.k_scales), (pages.v, pages.v_scales)):
-        rows = codes.float()[page, :, slot]
-        out.append(rows if scales is None else rows * scales[page, :, slot][..., None])
     return out
 
 
@@ -218,25 +189,28 @@ def _moe_experts(
     x: Tensor, routing: ops.Routing, experts: ops.ExpertWeights, fp32_combine: bool
 ) -> Tensor:
     out = torch.empty_like(x)
-    for t, row in enumerate(x.double()):
-        routed = torch.zeros_like(row)
-        for expert, weight in zip(routing.topk_ids[t], routing.topk_weights[t], strict=True):
-            gate_up, down = experts.gate_up_proj[expert], experts.down_proj[expert]
-            routed += weight.double() * _expert(row, gate_up, down, x.dtype)
-        shared = torch.zeros_like(row)
+    for t, row in enumerate(x):
+        routed = torch.zeros_like(row, dtype=torch.float64)
+        for chosen, weight in zip(routing.topk_ids[t], routing.topk_weights[t], strict=True):
+            gate_up, down = (_one(w, chosen) for w in (experts.gate_up_proj, experts.down_proj))
+            routed += weight.double() * _expert(row, gate_up, down)
+        shared = torch.zeros_like(routed)
         if experts.shared_gate_up_proj is not None:
             gate_up, down = experts.shared_gate_up_proj, experts.shared_down_proj
-            shared = _expert(row, gate_up, down, x.dtype)
+            shared = _expert(row, gate_up, down)
             if not fp32_combine:
                 routed, shared = routed.to(x.dtype).double(), shared.to(x.dtype).double()
         out[t] = routed + shared
     return out
 
 
-def _expert(row: Tensor, gate_up: Tensor, down: Tensor, dtype: torch.dtype) -> Tensor:
-    inner = down.shape[1]
-    gate, up = gate_up[:inner].double() @ row, gate_up[inner:].double() @ row
-    return down.double() @ (_silu(gate) * up).to(dtype).double()
+def _one(weight: Tensor | WeightTensor, index: Tensor) -> Tensor | WeightTensor:
+    return expert(weight, int(index)) if isinstance(weight, WeightTensor) else weight[index]
+
+
+def _expert(row: Tensor, gate_up: Tensor | WeightTensor, down: Tensor | WeightTensor) -> Tensor:
+    gate, up = _times(row[None], gate_up).chunk(2, dim=1)
+    return _times((_silu(gate) * up).to(row.dtype), down)[0]
 
 
 DIRECT: dict[Op, Direct] = {
@@ -246,7 +220,6 @@ DIRECT: dict[Op, Direct] = {
     ops.linear: _linear,
     ops.embedding: _embedding,
     ops.qk_norm_rope: _qk_norm_rope,
-    ops.qk_norm_rope_store: _qk_norm_rope_store,
     ops.store_kv: _store_kv,
     ops.paged_attention: _paged_attention,
     ops.moe_gating_top_k: _moe_gating_top_k,

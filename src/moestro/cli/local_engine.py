@@ -19,10 +19,8 @@ class LocalEngine:
     """An AsyncEngine and the event loop it is used from. Ctrl-C ends the answer, not the engine."""
 
     def __init__(self, config: EngineConfig) -> None:
-        with loading_bar() as (progress, captured):
-            self.engine = AsyncEngine.from_config(
-                config, progress=progress, graph_progress=captured
-            )
+        with loading_bar() as progress:
+            self.engine = AsyncEngine.from_config(config, progress=progress)
         self._runner = asyncio.Runner()
 
     def stream(

@@ -23,11 +23,13 @@ class WeightFormat:
     fp8 (E4M3, decoded exactly, activations as they are).
     group_size: weights along K that share a scale; 0 is the whole row.
     has_zeros: each group has a zero point of its own (w4a8 only).
+    fp32_scales: the scales need more than bfloat16's 16 bits (w4a8 only; the others keep 32).
     """
 
     name: str
     group_size: int = 0
     has_zeros: bool = False
+    fp32_scales: bool = False
 
     @property
     def is_float(self) -> bool:

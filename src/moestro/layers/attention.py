@@ -11,7 +11,7 @@ from moestro.layers.parameters import Parameters
 
 
 class Attention(nn.Module):
-    """qkv_proj -> per-head norm, rotation and store -> paged attention -> o_proj."""
+    """qkv_proj -> per-head norm and rotation -> store -> paged attention -> o_proj."""
 
     def __init__(self, parameters: Parameters, spec: ModelSpec) -> None:
         super().__init__()
@@ -29,20 +29,21 @@ class Attention(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        rotary: ops.Rotary,
+        cos_sin: torch.Tensor,
         pages: ops.KVPages,
         attn: ops.AttentionMetadata,
     ) -> torch.Tensor:
-        """x: [T, N]. Returns [T, N]; mutates pages."""
-        q = ops.qk_norm_rope_store(
+        """x: [T, N]; cos_sin: [T, D] fp32 rows of RotaryTable. Returns [T, N]; mutates pages."""
+        q, k, v = ops.qk_norm_rope(
             self.qkv_proj(x),
             self.q_norm.weight,
             self.k_norm.weight,
-            rotary,
+            cos_sin,
             self.eps,
-            pages,
-            attn.slot_mapping,
+            self.num_heads,
+            self.num_kv_heads,
         )
+        ops.store_kv(k, v, pages, attn.slot_mapping)
         heads: torch.Tensor = ops.paged_attention(q, pages, attn, self.scale)
         out: torch.Tensor = self.o_proj(heads.flatten(1))
         return out

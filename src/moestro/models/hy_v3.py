@@ -70,10 +70,11 @@ class HyV3Model(Trunk):
         attn: ops.AttentionMetadata,
     ) -> torch.Tensor:
         """See Trunk.forward."""
-        rotary = ops.Rotary(self.rotary.up_to(attn.max_seq_len), positions)
-        x, residual = self.embed_tokens(input_ids), None
+        cos_sin = self.rotary.rows(positions, attn.max_seq_len)
+        x = self.embed_tokens(input_ids)
+        residual = torch.zeros_like(x)
         for i in range(self.num_trunk_layers):
-            x, residual = self.layers[i](x, residual, rotary, kv_pages[i], attn)
+            x, residual = self.layers[i](x, residual, cos_sin, kv_pages[i], attn)
         hidden_states, _ = self.norm.add(x, residual)
         return hidden_states
 
@@ -89,9 +90,9 @@ class HyV3Model(Trunk):
         """See Trunk.mtp_forward."""
         layer = self.layers[self.num_trunk_layers + index]
         assert isinstance(layer, HyV3MTPLayer)
-        rotary = ops.Rotary(self.rotary.up_to(attn.max_seq_len), positions)
+        cos_sin = self.rotary.rows(positions, attn.max_seq_len)
         x = layer.join(hidden_states, self.embed_tokens(next_token_ids), positions)
-        x, residual = layer(x, None, rotary, pages, attn)
+        x, residual = layer(x, torch.zeros_like(x), cos_sin, pages, attn)
         hidden_states, _ = layer.final_layernorm.add(x, residual)
         return hidden_states
 

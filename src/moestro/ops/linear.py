@@ -7,8 +7,9 @@ import torch
 
 from moestro.ops.registry import op
 from moestro.ops.testing import FLOAT_DTYPES, Arguments, Case, normal
-from moestro.quant.format import WeightTensor
+from moestro.quant.format import WeightFormat, WeightTensor
 from moestro.quant.weight import linear as quantized_linear
+from moestro.quant.weight import quantize
 
 
 def _cases() -> Iterator[Case]:
@@ -35,6 +36,46 @@ def _cases() -> Iterator[Case]:
                 torch.float32,
                 partial(_draw, size, torch.float32, dtype, None),
             )
+
+    yield from _quantized_cases()
+
+
+QUANTIZED_FORMATS = (
+    WeightFormat("w8a8"),
+    WeightFormat("w4a8", 32),
+    WeightFormat("w4a8", 64),
+    WeightFormat("w4a8", 128, has_zeros=True),
+    WeightFormat("w4a8", 32, has_zeros=True, fp32_scales=True),
+    WeightFormat("fp8"),
+    WeightFormat("fp8", 128),
+)
+"""Formats that conformance runs on; fp32_scales says how scales are kept, not what they are."""
+
+
+def _quantized_cases() -> Iterator[Case]:
+    sizes = ((0, 128, 4), (1, 256, 64), (1, 384, 33), (3, 128, 70), (17, 640, 129), (40, 128, 16))
+    odd = ((1, 1, 1), (2, 77, 30), (9, 333, 18), (4, 130, 17))  # widths that no group divides
+    for weight_format in QUANTIZED_FORMATS:
+        for dtype in FLOAT_DTYPES:
+            for size in sizes if weight_format.name == "w4a8" else (*sizes, *odd):
+                make = partial(_draw_quantized, size, dtype, weight_format)
+                yield Case(f"{list(size)}, {weight_format}", dtype, make)
+
+
+def _draw_quantized(
+    size: tuple[int, int, int],
+    dtype: torch.dtype,
+    weight_format: WeightFormat,
+    generator: torch.Generator,
+) -> Arguments:
+    """size: T, K, M."""
+    tokens, width, out = size
+    weight = normal(generator, out, width, dtype=torch.float32, scale=width**-0.5)
+    return {
+        "x": normal(generator, tokens, width, dtype=dtype),
+        "weight": quantize(weight, weight_format),
+        "out_dtype": None,
+    }
 
 
 def _draw(
@@ -84,6 +125,11 @@ def _draw_rows(
 
 
 @op(cases=_embedding_cases)
-def embedding(input_ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Rows of weight. input_ids: [T] int64 in [0, V); weight: [V, N]. Returns [T, N]."""
-    return weight[input_ids]
+def embedding(input_ids: torch.Tensor, weight: torch.Tensor | WeightTensor) -> torch.Tensor:
+    """Rows of weight. Returns [T, N] in its dtype.
+
+    input_ids: [T] int64 in [0, V); weight: [V, N], a float tensor or a WeightTensor of a float
+    format (the table of a model that shares it with its head).
+    """
+    table = weight.codes if isinstance(weight, WeightTensor) else weight
+    return table[input_ids]

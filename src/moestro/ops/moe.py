@@ -9,9 +9,9 @@ import torch
 from moestro.ops.registry import op
 from moestro.ops.routing import Routing
 from moestro.ops.testing import FLOAT_DTYPES, Arguments, Case, normal
-from moestro.quant.format import WeightTensor
+from moestro.quant.format import WeightFormat, WeightTensor
 from moestro.quant.weight import expert as expert_of
-from moestro.quant.weight import linear
+from moestro.quant.weight import linear, quantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,36 @@ def _expert_cases() -> Iterator[Case]:
                 yield Case(name, dtype, partial(_draw_experts, size, dtype, fp32_combine))
         make = partial(_draw_experts, (40, 32, 16, 4, 1, 16), dtype, False)
         yield Case("all tokens to one expert", dtype, partial(make, only=2))
+    yield from _quantized_cases()
+
+
+_W4 = WeightFormat("w4a8", 32)
+
+
+def _quantized_cases() -> Iterator[Case]:
+    formats = (  # of the routed experts, and of the shared one
+        (WeightFormat("w8a8"), WeightFormat("w8a8")),
+        (_W4, _W4),
+        (WeightFormat("w4a8", 64, has_zeros=True), WeightFormat("w8a8")),
+        (WeightFormat("fp8", 128), WeightFormat("fp8", 128)),
+        (WeightFormat("fp8"), WeightFormat("fp8", 128)),
+        (_W4, WeightFormat("bfloat16")),
+    )
+    sizes = (  # T, N, I, E, K, J
+        (0, 64, 64, 4, 2, 64),
+        (1, 128, 64, 6, 3, 0),
+        (7, 64, 192, 9, 2, 128),
+        (45, 192, 64, 5, 3, 64),
+    )
+    for pair in formats:
+        for size in sizes:
+            # Integers only where the tolerance has room for a code that falls the other way.
+            for dtype in (torch.bfloat16, torch.float32)[: 1 + (pair[0].name == "fp8")]:
+                name = f"T, N, I, E, K, J = {list(size)}, {pair[0]} and {pair[1]}"
+                yield Case(name, dtype, partial(_draw_experts, size, dtype, True, formats=pair))
+        make = partial(_draw_experts, (40, 64, 64, 4, 1, 64), torch.bfloat16, True, formats=pair)
+        name = f"all tokens to one expert, {pair[0]} and {pair[1]}"
+        yield Case(name, torch.bfloat16, partial(make, only=2))
 
 
 def _draw_experts(
@@ -53,8 +83,12 @@ def _draw_experts(
     generator: torch.Generator,
     *,
     only: int | None = None,
+    formats: tuple[WeightFormat, WeightFormat] | None = None,
 ) -> Arguments:
-    """Distinct experts a token; the last expert gets no token whenever E > K."""
+    """Distinct experts a token; the last expert gets no token whenever E > K.
+
+    formats: of the routed experts and of the shared one; None: plain tensors of the dtype.
+    """
     tokens, hidden, inner, experts, top_k, shared = size
     candidates = experts - 1 if experts > top_k else experts
     keys = torch.rand((tokens, candidates), generator=generator)
@@ -62,8 +96,9 @@ def _draw_experts(
     if only is not None:
         topk_ids.fill_(only)
 
-    def weight(*shape: int) -> torch.Tensor:
-        return normal(generator, *shape, dtype=dtype, scale=1.5 * shape[-1] ** -0.5)
+    def weight(*shape: int, shared: bool = False) -> torch.Tensor | WeightTensor:
+        drawn = normal(generator, *shape, dtype=dtype, scale=1.5 * shape[-1] ** -0.5)
+        return drawn if formats is None else quantize(drawn, formats[shared])
 
     return {
         "x": normal(generator, tokens, hidden, dtype=dtype),
@@ -71,8 +106,8 @@ def _draw_experts(
         "experts": ExpertWeights(
             weight(experts, 2 * inner, hidden),
             weight(experts, hidden, inner),
-            weight(2 * shared, hidden) if shared else None,
-            weight(hidden, shared) if shared else None,
+            weight(2 * shared, hidden, shared=True) if shared else None,
+            weight(hidden, shared, shared=True) if shared else None,
         ),
         "fp32_combine": fp32_combine,
     }

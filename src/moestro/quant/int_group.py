@@ -123,7 +123,7 @@ def quantize_activations(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x.to(torch.int8), x.new_zeros(len(x))
     amax = x.abs().amax(-1)
     finite = torch.isfinite(amax)
-    inverse = _LARGEST_CODE / amax
+    inverse = torch.full_like(amax, _LARGEST_CODE) / amax  # 127 / amax would be 127 * (1 / amax)
     usable = finite & torch.isfinite(inverse)
     scaled = torch.where(usable[:, None], x * inverse[:, None], 0.0)
     codes = scaled.round_().clamp_(-_LARGEST_CODE, _LARGEST_CODE).to(torch.int8)

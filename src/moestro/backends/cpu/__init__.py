@@ -12,7 +12,6 @@ KERNEL_OPS: tuple[ops.Op, ...] = (
     ops.add_rms_norm,
     ops.silu_and_mul,
     ops.qk_norm_rope,
-    ops.qk_norm_rope_store,
     ops.store_kv,
     ops.embedding,
     ops.linear,
@@ -25,9 +24,7 @@ KERNEL_OPS: tuple[ops.Op, ...] = (
     ops.sample_tokens,
     ops.token_logprobs,
 )
-# Quantised weights in the rows layout are computed by the references.
-QUANTIZED_OPS: tuple[ops.Op, ...] = (ops.linear, ops.moe_experts)
-REFERENCE_OK: tuple[ops.Op, ...] = QUANTIZED_OPS if library.has_native() else KERNEL_OPS
+REFERENCE_OK: tuple[ops.Op, ...] = () if library.has_native() else KERNEL_OPS
 
 if library.has_native():
     from moestro.backends.cpu import (  # noqa: F401 -- each registers its bodies

@@ -9,7 +9,6 @@ from ctypes import byref
 
 import torch
 
-from moestro.backends.cpu import capture
 from moestro.backends.cpu.library import native
 
 _LIBRARY = native()
@@ -34,5 +33,3 @@ def launch(kernel: Kernel, arguments: ctypes.Structure, *tensors: torch.Tensor) 
     status = _launch(kernel.code, byref(arguments))
     if status:
         _LIBRARY.fail(status)
-    if (recorder := capture.current()) is not None:
-        recorder.record(kernel.code, arguments, tensors)

@@ -20,7 +20,7 @@ from moestro.errors import ConfigError, UnsupportedError
 logger = logging.getLogger(__name__)
 
 FILE_NAME = "libmoestro_cpu.so"
-ABI_VERSION = 2
+ABI_VERSION = 3
 NUMERICS_VERSION = 2
 """Raised with every change of a kernel's bits: it is part of the device's identity."""
 LEVELS = ("amx", "avx512", "avx2", "portable")
@@ -35,12 +35,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "moestro_op_code": (_I, [c_char_p]),
     "moestro_args_size": (_N, [_I]),
     "moestro_launch": (_I, [_I, _P]),
-    "moestro_graph_new": (_P, []),
-    "moestro_graph_free": (None, [_P]),
-    "moestro_graph_append": (_I, [_P, _I, _P]),
-    "moestro_graph_size": (_N, [_P]),
-    "moestro_graph_current": (_I, [_P]),
-    "moestro_graph_replay": (_I, [_P]),
+    "moestro_packed_bytes": (_N, [_P]),
     "moestro_last_error": (c_char_p, []),
     "moestro_has_level": (_I, [c_char_p]),
     "moestro_use_level": (_I, [c_char_p]),

@@ -14,12 +14,13 @@
 #endif
 
 #include "cpuid.h"
+#include "packed.h"
 #include "thread_pool.h"
 
 namespace moestro {
 namespace {
 
-constexpr int32_t kAbiVersion = 2;
+constexpr int32_t kAbiVersion = 3;
 constexpr int32_t kMaxThreads = 1024;
 
 constexpr Op kOps[] = {
@@ -27,9 +28,10 @@ constexpr Op kOps[] = {
     {"silu_and_mul", sizeof(ActivationArgs), launch_silu_and_mul},
     {"qk_norm_rope", sizeof(RopeArgs), launch_qk_norm_rope},
     {"store_kv", sizeof(StoreKvArgs), launch_store_kv},
-    {"qk_norm_rope_store", sizeof(RopeStoreArgs), launch_qk_norm_rope_store},
     {"embedding", sizeof(EmbeddingArgs), launch_embedding},
     {"linear", sizeof(LinearArgs), launch_linear},
+    {"pack", sizeof(PackArgs), launch_pack},
+    {"unpack", sizeof(PackArgs), launch_unpack},
     {"moe_gating_top_k", sizeof(GatingArgs), launch_moe_gating_top_k},
     {"moe_router", sizeof(RouterArgs), launch_moe_router},
     {"moe_experts", sizeof(MoeArgs), launch_moe_experts},
@@ -71,27 +73,9 @@ Status fail(Status status, const char* format, ...) {
     return status;
 }
 
-Status fail_in(Status status, int64_t index, const char* op) {
-    char message[sizeof t_error];
-    std::memcpy(message, t_error, sizeof message);
-    return fail(status, "call %lld of the graph, %s: %.200s", (ll)index, op, message);
-}
-
-const Op* find_op(int32_t code) {
-    return code >= 0 && code < kNumOps ? &kOps[code] : nullptr;
-}
-
 Status check_dtypes(int32_t first, int32_t second) {
     if (known(first) && known(second)) return kOk;
     return fail(kBadDtype, "unknown dtype code %d", known(first) ? second : first);
-}
-
-Status check_pair(int32_t x, int32_t weight) {
-    const Status bad = check_dtypes(x, weight);
-    if (bad != kOk) return bad;
-    if (x != kF32 && x != weight)
-        return fail(kBadDtype, "the weight must have x's dtype, or x be float32");
-    return kOk;
 }
 
 }  // namespace moestro
@@ -113,11 +97,17 @@ MOESTRO_API int64_t moestro_args_size(int32_t op) {
 }
 
 MOESTRO_API int32_t moestro_launch(int32_t op, const void* args) {
-    const Op* found = find_op(op);
-    return found == nullptr ? fail(kBadShape, "no op has code %d", op) : found->launch(args);
+    if (op < 0 || op >= kNumOps) return fail(kBadShape, "no op has code %d", op);
+    return kOps[op].launch(args);
 }
 
 MOESTRO_API const char* moestro_last_error() { return t_error; }
+
+// Bytes of a packed weight (its data is not looked at), or -1 and an error.
+MOESTRO_API int64_t moestro_packed_bytes(const PackedWeight* weight) {
+    if (check_weight(*weight, "weight") != kOk) return -1;
+    return weight->num_experts * PackedLayout(*weight).matrix_bytes();
+}
 
 // 1 when the level was built and this processor runs it.
 MOESTRO_API int32_t moestro_has_level(const char* name) { return find_level(name) != nullptr; }

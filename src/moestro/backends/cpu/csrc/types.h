@@ -1,7 +1,6 @@
 // Element types, error codes and the argument structs shared by the C ABI and the kernels.
 //
 // A struct holds pointers, int64, int32 and float only: a copy of its bytes is the same call.
-// call.
 #pragma once
 
 #include <cstdint>
@@ -17,38 +16,25 @@ struct f16 {
 
 enum Dtype : int32_t { kF32 = 0, kBF16 = 1, kF16 = 2 };
 
-// What KvPages::dtype may be beside a Dtype: int8 and fp8 E4M3 codes.
-enum KvCode : int32_t { kKvInt8 = 3, kKvFp8 = 4 };
-
 enum Status : int32_t { kOk = 0, kBadDtype = 1, kBadShape = 2, kOutOfRange = 3, kNoMemory = 4 };
 
-// One layer's pages, as quant/kv.py spells them: k and v [P, G, B, D], the head dimension
-// contiguous; scales [P, G, B], a slot's beside the next one's, null unless the elements are codes.
-// Strides are in elements. dtype: Dtype or KvCode.
-struct KvPages {
-    void* k;
-    void* v;
-    float* k_scales;
-    float* v_scales;
-    int64_t k_page_stride, k_head_stride, k_slot_stride;
-    int64_t v_page_stride, v_head_stride, v_slot_stride;
-    int64_t k_scale_page_stride, k_scale_head_stride;
-    int64_t v_scale_page_stride, v_scale_head_stride;
-    int64_t num_pages, page_size;
-    int32_t dtype, reserved;
-};
-
+// Paged attention. Strides are in elements; the head dimension is contiguous.
 struct AttentionArgs {
-    const void* q;                   // [T, H, D], contiguous
-    void* out;                       // [T, H, D], contiguous
+    const void* q;  // [T, H, D], contiguous
+    void* out;      // [T, H, D], contiguous
+    const void* k;  // [P, G, B, D]
+    const void* v;
     const int32_t* query_start_loc;  // [S + 1]
     const int32_t* seq_lens;         // [S]
     const int32_t* page_table;       // [S, M]
-    KvPages pages;
+    int64_t k_page_stride, k_head_stride, k_slot_stride;
+    int64_t v_page_stride, v_head_stride, v_slot_stride;
     int64_t page_table_stride, page_table_width;
     int64_t num_tokens, num_seqs, num_heads, num_kv_heads, head_dim;
-    int32_t q_dtype;
+    int64_t num_pages, page_size;
+    int32_t q_dtype, kv_dtype;
     float scale;
+    int32_t reserved;
 };
 
 // x: [rows, 2 size]; out: [rows, size].
@@ -66,28 +52,52 @@ struct EmbeddingArgs {
     int64_t num_tokens, vocab_size, row_bytes;
 };
 
-// Routed experts with an optional shared one. x and out: [T, N] of x_dtype.
-struct MoeArgs {
-    const void* x;
-    void* out;
-    const int32_t* topk_ids;     // [T, K]
-    const float* topk_weights;   // [T, K]
-    const void* gate_up;         // [E, 2 I, N]
-    const void* down;            // [E, N, I]
-    const void* shared_gate_up;  // [2 J, N] or null
-    const void* shared_down;     // [N, J] or null
-    int64_t num_tokens, hidden, intermediate, num_experts, top_k, shared_intermediate;
-    int32_t x_dtype, weight_dtype;
-    int32_t fp32_combine;
+// Formats of weights go on where Dtype ends: float ones have their dtype's code.
+enum WeightCode : int32_t { kW8A8 = 3, kW4A8 = 4, kFP8 = 5 };
+enum WeightFlags : int32_t { kHasZeros = 1, kFp32Scales = 2, kPaired = 4 };
+
+// Matrices [E, M, K] in the packed layout (packed.h); E is 1 for a single one.
+struct PackedWeight {
+    void* data;
+    int64_t num_experts, num_rows, in_features;
+    int32_t format;
+    int32_t group_size;  // 0: one scale a row
+    int32_t flags;
     int32_t reserved;
 };
 
+// Moves rows [start, start + count) of one expert between the rows layout and the packed one. ids:
+// null, or the count rows that are wanted, in any order (unpack only).
+struct PackArgs {
+    PackedWeight weight;
+    void* codes;
+    float* scales;   // [count, groups], null for float formats
+    uint8_t* zeros;  // [count, groups] or null
+    const int64_t* ids;
+    int64_t expert, start, count;
+};
+
+// Routed experts with an optional shared one. x and out: [T, N] of x_dtype. Gate and up weights are
+// paired.
+struct MoeArgs {
+    const void* x;
+    void* out;
+    const int32_t* topk_ids;      // [T, K]
+    const float* topk_weights;    // [T, K]
+    PackedWeight gate_up;         // [E, 2 I, N]
+    PackedWeight down;            // [E, N, I]
+    PackedWeight shared_gate_up;  // [2 J, N], or data null
+    PackedWeight shared_down;     // [N, J]
+    int64_t num_tokens, top_k;
+    int32_t x_dtype, fp32_combine;
+};
+
 struct LinearArgs {
-    const void* x;       // [T, K]
-    const void* weight;  // [M, K]
-    void* out;           // [T, M]
-    int64_t num_tokens, in_features, out_features;
-    int32_t x_dtype, weight_dtype, out_dtype, reserved;
+    const void* x;        // [T, K]
+    void* out;            // [T, M]
+    PackedWeight weight;  // [M, K]
+    int64_t num_tokens;
+    int32_t x_dtype, out_dtype;
 };
 
 struct NormArgs {
@@ -105,11 +115,11 @@ struct RopeArgs {
     const void* qkv;  // [T, (H + 2 G) D]
     const void* q_weight;
     const void* k_weight;
-    const float* cos_sin;  // [T, R]
+    const float* cos_sin;  // [T, D]
     void* q;
     void* k;
     void* v;
-    int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim;
+    int64_t num_tokens, num_heads, num_kv_heads, head_dim;
     float eps;
     int32_t dtype, weight_dtype, reserved;
 };
@@ -117,26 +127,14 @@ struct RopeArgs {
 struct StoreKvArgs {
     const void* k;  // [T, G, D]; strides of token and head in elements
     const void* v;
+    void* k_pages;
+    void* v_pages;
     const int64_t* slots;  // [T]
-    KvPages pages;
     int64_t k_token_stride, k_head_stride, v_token_stride, v_head_stride;
-    int64_t num_tokens, num_kv_heads, head_dim;
-    int32_t dtype, reserved;
-};
-
-// Norm and rotation of q and k, and k and v into their pages.
-struct RopeStoreArgs {
-    const void* qkv;  // [T, (H + 2 G) D]
-    const void* q_weight;
-    const void* k_weight;
-    const float* table;        // [L, R]
-    const int64_t* positions;  // [T]
-    const int64_t* slots;      // [T]
-    void* q;                   // [T, H, D]
-    KvPages pages;
-    int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, num_positions;
-    float eps;
-    int32_t dtype, weight_dtype, hadamard;
+    int64_t k_page_stride, k_page_head_stride, k_slot_stride;
+    int64_t v_page_stride, v_page_head_stride, v_slot_stride;
+    int64_t num_tokens, num_kv_heads, head_dim, page_size, num_pages;
+    int32_t dtype, page_dtype;
 };
 
 struct GatingArgs {

@@ -1,301 +1,308 @@
-// Running experts.
+// Running experts: gate and up with SiLU, then down, then each token's sum in order of choice.
+//
+// Every (token, choice) pair has a place in one list, experts ascending and in each the tokens in
+// order; behind them come the shared expert's rows, one a token. A segment is up to kRowBlock
+// places of one expert.
 
-// Which (token, choice) pairs each expert serves, in order: pairs[offsets[e] .. offsets[e + 1]).
-// place[pair] is where the pair stands in that list; its activation lies in the same row.
-struct ExpertLists {
-    int64_t* offsets;  // [E + 1]
-    int32_t* pairs;    // [T K]
-    int32_t* place;    // [T K]
-    int32_t* active;   // experts that serve any pair, ascending
-    int64_t num_active;
+constexpr int64_t kChunkPairs = 16384;           // pairs that are computed at once
+constexpr int64_t kAllParts = int64_t{8} << 20;  // bytes of unsummed outputs kept for a chunk
+constexpr int64_t kTasksAWorker = 4;
 
-    int64_t rows(int64_t e) const { return offsets[e + 1] - offsets[e]; }
+struct Segment {
+    int64_t at;  // its first place
+    int32_t rows, expert;
+    bool shared;
 };
 
-inline void fill_lists(const MoeArgs& a, ExpertLists& lists) {
-    const int64_t pairs = a.num_tokens * a.top_k;
-    for (int64_t e = 0; e <= a.num_experts; ++e) lists.offsets[e] = 0;
-    for (int64_t p = 0; p < pairs; ++p) ++lists.offsets[a.topk_ids[p] + 1];
-    for (int64_t e = 0; e < a.num_experts; ++e) lists.offsets[e + 1] += lists.offsets[e];
-    for (int64_t p = 0; p < pairs; ++p) {
-        const int64_t at = lists.offsets[a.topk_ids[p]]++;
-        lists.pairs[at] = static_cast<int32_t>(p);
-        lists.place[p] = static_cast<int32_t>(at);
-    }
-    for (int64_t e = a.num_experts; e > 0; --e) lists.offsets[e] = lists.offsets[e - 1];
-    lists.offsets[0] = 0;
-    lists.num_active = 0;
-    for (int64_t e = 0; e < a.num_experts; ++e)
-        if (lists.offsets[e + 1] > lists.offsets[e])
-            lists.active[lists.num_active++] = static_cast<int32_t>(e);
-}
+// Weights of the routed experts or of the shared one, and the rows that go through them.
+struct ExpertPart {
+    Weight gate_up, down;
+    int64_t inner;       // I or J
+    RowsOfX x;           // by token
+    char* act;           // silu(gate) * up in x's dtype, by place, zeros up to act_stride
+    int64_t act_stride;  // bytes
+    char* down_rows;     // the same in the form that `down` wants; act itself where that does
+    int64_t down_stride;
 
-constexpr int64_t kRowBlock = 96;                 // rows an expert task takes at once
-constexpr int64_t kActBlock = 32;                 // gate rows (and as many up rows) a task takes
-constexpr int64_t kPartBytes = int64_t{4} << 20;  // what one worker keeps of unsummed outputs
+    ExpertPart(const PackedWeight& up, const PackedWeight& low, int32_t x_dtype)
+        : gate_up(up, x_dtype),
+          down(low, x_dtype),
+          inner(low.in_features),
+          x{nullptr, 0},
+          act(nullptr),
+          act_stride(RowForm::padded(inner) * (x_dtype == kF32 ? 4 : 2)),
+          down_rows(nullptr),
+          down_stride(down.form.takes(x_dtype, true) ? 0 : down.form.bytes()) {}
+};
 
-template <class Dot>
 struct Experts {
-    using TX = typename Dot::TX;
-    using TW = typename Dot::TW;
     const MoeArgs& a;
-    ExpertLists lists;
-    TX* act;         // [T K, I], in list order
-    TX* shared_act;  // [T, J]
-    // The same rows as the micro-kernel wants them, where it does: x in list order, x, and both
-    // activations. A row that is alone among its expert's is used where it lies.
-    TX *packed_x, *packed_shared_x, *packed_act, *packed_shared_act;
-    float* parts;  // per worker [T K or T, block]
-    int64_t part_floats;
-    int64_t out_block;
-    int64_t act_span;  // kActBlocks that one activation task takes
+    ExpertPart* parts[2];  // routed, and shared or null
+    int64_t t0, tokens;    // the chunk
+    int64_t pairs, places;
+    int32_t* token_of;  // [places], within the call
+    int32_t* place_of;  // [pairs], by token and choice
+    Segment* segments;
+    int64_t num_segments;
+    int64_t* first_item;     // [num_segments + 1]: gate-up panels before a segment's
+    int32_t* panels_left;    // by segment: gate-up panels not done yet
+    int32_t* segments_left;  // by panel of out: segments not done yet
+    float* sums;             // [panels or workers][places][kOutStride]
 
-    // act[rows, i0 : i0 + m] = silu(gate) * up for n rows of x. next: as for Gemm::block.
-    void activate(const TX* const* rows, const TX* packed, int64_t n, const TW* gate_up,
-                  int64_t inner, int64_t i0, int64_t m, TX* out, const TW* next) const {
-        alignas(64) float gate[kRowBlock * kActBlock], up[kRowBlock * kActBlock];
-        const int64_t N = a.hidden;
-        const TW *gate_rows = gate_up + i0 * N, *up_rows = gate_up + (inner + i0) * N;
-        Gemm<Dot>::block(rows, packed, n, gate_rows, N, m, N, gate, kActBlock, up_rows);
-        Gemm<Dot>::block(rows, packed, n, up_rows, N, m, N, up, kActBlock, next);
-        for (int64_t r = 0; r < n; ++r)
-            for_vectors(m, [&](int64_t i, int64_t lanes) {
-                const F g = load_some(gate + r * kActBlock + i, lanes);
-                const F u = load_some(up + r * kActBlock + i, lanes);
-                store_some(out + r * inner + i0 + i, silu(g) * u, lanes);
-            });
-    }
+    const ExpertPart& part(const Segment& s) const { return *parts[s.shared]; }
+    int64_t out_panels() const { return parts[0]->down.layout.panels; }
 
-    const TX* input(int64_t token) const { return static_cast<const TX*>(a.x) + token * a.hidden; }
-
-    // Rows of x for entries [at, at + n) of the lists.
-    void list_rows(int64_t at, int64_t n, const TX** rows) const {
-        for (int64_t r = 0; r < n; ++r) rows[r] = input(lists.pairs[at + r] / a.top_k);
-    }
-
-    // Runs fn(i0, m, next gate rows) for the blocks of act_span kActBlocks from block `first` on.
-    template <class Fn>
-    void for_act_blocks(int64_t first, int64_t inner, const TW* gate_up, Fn&& fn) const {
-        const int64_t end = smaller(inner, (first + act_span) * kActBlock);
-        for (int64_t i0 = first * kActBlock; i0 < end; i0 += kActBlock) {
-            const int64_t m = smaller(kActBlock, end - i0);
-            fn(i0, m, i0 + m < end ? gate_up + (i0 + m) * a.hidden : nullptr);
-        }
-    }
-
-    int64_t act_tasks(int64_t inner) const { return blocks(blocks(inner, kActBlock), act_span); }
-
-    void activate_routed(int64_t task) const {
-        const int64_t I = a.intermediate, per_expert = act_tasks(I);
-        const int64_t e = lists.active[task / per_expert];
-        const int64_t begin = lists.offsets[e], end = lists.offsets[e + 1];
-        const TW* gate_up = static_cast<const TW*>(a.gate_up) + e * 2 * I * a.hidden;
-        for_act_blocks(
-            task % per_expert * act_span, I, gate_up, [&](int64_t i0, int64_t m, const TW* next) {
-                for (int64_t at = begin; at < end; at += kRowBlock) {
-                    const int64_t n = smaller(kRowBlock, end - at);
-                    const TX* rows[kRowBlock];
-                    list_rows(at, n, rows);
-                    activate(rows, packed_or(rows[0], packed_x, at, end - begin, a.hidden), n,
-                             gate_up, I, i0, m, act + at * I, next);
-                }
-            });
-    }
-
-    void activate_shared(int64_t task) const {
-        const int64_t J = a.shared_intermediate, per_row_block = act_tasks(J);
-        const int64_t t0 = task / per_row_block * kRowBlock;
-        const int64_t n = smaller(kRowBlock, a.num_tokens - t0);
-        const TW* gate_up = static_cast<const TW*>(a.shared_gate_up);
-        const TX* rows[kRowBlock];
-        for (int64_t r = 0; r < n; ++r) rows[r] = input(t0 + r);
-        const TX* packed = packed_or(rows[0], packed_shared_x, t0, a.num_tokens, a.hidden);
-        for_act_blocks(task % per_row_block * act_span, J, gate_up,
-                       [&](int64_t i0, int64_t m, const TW* next) {
-                           activate(rows, packed, n, gate_up, J, i0, m, shared_act + t0 * J, next);
-                       });
-    }
-
-    // Where row `at` of a packed buffer lies; `plain` for a group of `rows` that needs no packing.
-    static const TX* packed_or(const TX* plain, const TX* packed, int64_t at, int64_t rows,
-                               int64_t K) {
-        return Gemm<Dot>::packs(rows, K) ? packed + Gemm<Dot>::packed_elements(at, K) : plain;
-    }
-
-    // Packs a block of one expert's rows, of x or (`activations`) of act; task counts blocks.
-    void pack_routed(int64_t block_start, int64_t block_rows, bool activations) const {
-        const int64_t K = activations ? a.intermediate : a.hidden;
-        const TX* rows[kRowBlock];
-        if (activations)
-            for (int64_t r = 0; r < block_rows; ++r) rows[r] = act + (block_start + r) * K;
-        else
-            list_rows(block_start, block_rows, rows);
-        TX* to = activations ? packed_act : packed_x;
-        Gemm<Dot>::pack(rows, block_rows, K, to + Gemm<Dot>::packed_elements(block_start, K));
-    }
-
-    void pack_shared(int64_t t0, bool activations) const {
-        const int64_t K = activations ? a.shared_intermediate : a.hidden;
-        const int64_t n = smaller(kRowBlock, a.num_tokens - t0);
-        const TX* from = activations ? shared_act : static_cast<const TX*>(a.x);
-        const TX* rows[kRowBlock];
-        for (int64_t r = 0; r < n; ++r) rows[r] = from + (t0 + r) * K;
-        TX* to = activations ? packed_shared_act : packed_shared_x;
-        Gemm<Dot>::pack(rows, n, K, to + Gemm<Dot>::packed_elements(t0, K));
-    }
-
-    // Packs all rows of x, or all activations, that need it.
-    void pack(bool activations) const {
-        const int64_t K = activations ? a.intermediate : a.hidden;
-        const int64_t shared_K = activations ? a.shared_intermediate : a.hidden;
-        const bool shared = a.shared_down != nullptr && Gemm<Dot>::packs(a.num_tokens, shared_K);
-        bool routed = false;
-        for (int64_t i = 0; i < lists.num_active && !routed; ++i)
-            routed = Gemm<Dot>::packs(lists.rows(lists.active[i]), K);
-        const int64_t shared_tasks = shared ? blocks(a.num_tokens, kRowBlock) : 0;
-        parallel(shared_tasks + (routed ? lists.num_active : 0), [&](int64_t task, int) {
-            if (task < shared_tasks) return pack_shared(task * kRowBlock, activations);
-            const int64_t e = lists.active[task - shared_tasks];
-            if (!Gemm<Dot>::packs(lists.rows(e), K)) return;
-            for (int64_t at = lists.offsets[e]; at < lists.offsets[e + 1]; at += kRowBlock)
-                pack_routed(at, smaller(kRowBlock, lists.offsets[e + 1] - at), activations);
-        });
-    }
-
-    // c[rows of in, m] = in . down[n0 : n0 + m]
-    void project(const TX* in, const TX* packed, int64_t n, int64_t inner, const TW* down,
-                 int64_t m, float* c, const TW* next) const {
-        for (int64_t r0 = 0; r0 < n; r0 += kRowBlock) {
-            const int64_t count = smaller(kRowBlock, n - r0);
-            const TX* rows[kRowBlock];
-            for (int64_t r = 0; r < count; ++r) rows[r] = in + (r0 + r) * inner;
-            Gemm<Dot>::block(rows, packed_or(rows[0], packed, r0, n, inner), count, down, inner, m,
-                             inner, c + r0 * out_block, out_block, next);
-        }
-    }
-
-    // Rows n0... of the i-th active expert's down projection; null past the last.
-    const TW* down_rows(int64_t i, int64_t n0) const {
-        if (i >= lists.num_active) return nullptr;
-        return static_cast<const TW*>(a.down) + (lists.active[i] * a.hidden + n0) * a.intermediate;
-    }
-
-    // All down projections of columns [n0, n0 + m), then each token's sum in order of choice.
-    void combine(int64_t task, int worker) const {
-        const int64_t n0 = task * out_block, m = smaller(out_block, a.hidden - n0);
-        float* routed = parts + worker * part_floats;
-        float* shared = routed + a.num_tokens * a.top_k * out_block;
-        const int64_t I = a.intermediate, J = a.shared_intermediate;
-        const TW* shared_down = static_cast<const TW*>(a.shared_down);
-        if (shared_down != nullptr)
-            project(shared_act, packed_shared_act, a.num_tokens, J, shared_down + n0 * J, m, shared,
-                    down_rows(0, n0));
-        for (int64_t i = 0; i < lists.num_active; ++i) {
-            const int64_t e = lists.active[i], at = lists.offsets[e];
-            project(act + at * I, packed_act + Gemm<Dot>::packed_elements(at, I), lists.rows(e), I,
-                    down_rows(i, n0), m, routed + at * out_block, down_rows(i + 1, n0));
-        }
-        for (int64_t token = 0; token < a.num_tokens; ++token)
-            sum_token(token, n0, m, routed, a.shared_down == nullptr ? nullptr : shared);
-    }
-
-    void sum_token(int64_t token, int64_t n0, int64_t m, const float* routed,
-                   const float* shared) const {
-        const int32_t* place = lists.place + token * a.top_k;
-        const float* weights = a.topk_weights + token * a.top_k;
-        TX* out = static_cast<TX*>(a.out) + token * a.hidden + n0;
-        for_vectors(m, [&](int64_t i, int64_t lanes) {
-            F sum = zero();
-            for (int64_t k = 0; k < a.top_k; ++k)
-                sum =
-                    fma(load_some(routed + place[k] * out_block + i, lanes), set1(weights[k]), sum);
-            if (shared != nullptr) {
-                F extra = load_some(shared + token * out_block + i, lanes);
-                if (!a.fp32_combine) {
-                    sum = rounded(sum);
-                    extra = rounded(extra);
-                }
-                sum = sum + extra;
-            }
-            store_some(out + i, sum, lanes);
-        });
-    }
-
-    static F rounded(F x) {
-        TX there[W];
-        store(there, x);
-        return load(there);
-    }
+    void list();
+    void add_segments(int64_t begin, int64_t end, int32_t expert, bool shared);
+    void activate(int64_t item) const;
+    void prepare_down(const Segment& s) const;
+    void project(const Segment& s, int64_t panel, float* into) const;
+    void combine(int64_t panel, const float* from) const;
 };
 
-// Long tasks read memory in long runs, but every worker should get several.
-inline int64_t act_span_of(const MoeArgs& a, int64_t num_active, int workers) {
-    const int64_t all = num_active * blocks(a.intermediate, kActBlock);
-    const int64_t span = all / (8 * workers);
-    return span < 1 ? 1 : span;
+void Experts::add_segments(int64_t begin, int64_t end, int32_t expert, bool shared) {
+    const int64_t rows = end > begin ? even_rows(end - begin) : 1;
+    for (int64_t at = begin; at < end; at += rows) {
+        Segment& s = segments[num_segments];
+        s = {at, static_cast<int32_t>(smaller(rows, end - at)), expert, shared};
+        const int64_t panels = part(s).gate_up.layout.panels;
+        panels_left[num_segments] = static_cast<int32_t>(panels);
+        first_item[num_segments + 1] = first_item[num_segments] + panels;
+        ++num_segments;
+    }
 }
 
-template <class Dot>
-Status moe_experts_of(const MoeArgs& a) {
-    using TX = typename Dot::TX;
-    const int64_t pairs = a.num_tokens * a.top_k, size = sizeof(TX);
-    const int64_t shared_rows = a.shared_down == nullptr ? 0 : a.num_tokens;
-    const int64_t rows = pairs + shared_rows;
-    const int workers = num_workers();
-    int64_t out_block = kWeightBlock;
-    while (out_block > 16 && rows * out_block * 4 > kPartBytes) out_block /= 2;
-    const int64_t part = lines(rows * out_block * 4);
-    const auto packed = [&](int64_t count, int64_t K) {
-        return lines(Gemm<Dot>::packed_elements(count, K) * size);
-    };
-    const int64_t I = a.intermediate, J = a.shared_intermediate, N = a.hidden;
-    const int64_t bytes[] = {lines((a.num_experts + 1) * 8),
-                             lines(pairs * 4),
-                             lines(pairs * 4),
-                             lines(a.num_experts * 4),
-                             lines(pairs * I * size),
-                             lines(shared_rows * J * size),
-                             packed(pairs, N),
-                             packed(shared_rows, N),
-                             packed(pairs, I),
-                             packed(shared_rows, J),
-                             part * workers};
-    constexpr int kParts = sizeof bytes / sizeof bytes[0];
-    int64_t total = 0;
-    for (int64_t b : bytes) total += b;
-    char* at[kParts];
-    at[0] = static_cast<char*>(call_scratch(static_cast<size_t>(total)));
-    if (at[0] == nullptr) return kNoMemory;
-    for (int i = 1; i < kParts; ++i) at[i] = at[i - 1] + bytes[i - 1];
-    ExpertLists lists{reinterpret_cast<int64_t*>(at[0]), reinterpret_cast<int32_t*>(at[1]),
-                      reinterpret_cast<int32_t*>(at[2]), reinterpret_cast<int32_t*>(at[3]), 0};
-    fill_lists(a, lists);
-    TX* buffers[6];
-    for (int i = 0; i < 6; ++i) buffers[i] = reinterpret_cast<TX*>(at[4 + i]);
-    const Experts<Dot> run{a,          lists,      buffers[0],
-                           buffers[1], buffers[2], buffers[3],
-                           buffers[4], buffers[5], reinterpret_cast<float*>(at[10]),
-                           part / 4,   out_block,  act_span_of(a, lists.num_active, workers)};
-    const int64_t shared_tasks =
-        blocks(shared_rows, kRowBlock) * run.act_tasks(a.shared_intermediate);
-    const int64_t routed_tasks = lists.num_active * run.act_tasks(a.intermediate);
-    run.pack(false);
-    parallel(shared_tasks + routed_tasks, [&](int64_t task, int) {
-        if (task < shared_tasks)
-            run.activate_shared(task);
-        else
-            run.activate_routed(task - shared_tasks);
+// Counts, then places: each expert's pairs in order.
+void Experts::list() {
+    const int64_t experts = a.gate_up.num_experts;
+    const int32_t* ids = a.topk_ids + t0 * a.top_k;
+    int64_t* ends = first_item;  // free until segments are made
+    for (int64_t e = 0; e <= experts; ++e) ends[e] = 0;
+    for (int64_t p = 0; p < pairs; ++p) ++ends[ids[p] + 1];
+    for (int64_t e = 0; e < experts; ++e) ends[e + 1] += ends[e];
+    for (int64_t p = 0; p < pairs; ++p) {
+        const int64_t at = ends[ids[p]]++;
+        token_of[at] = static_cast<int32_t>(t0 + p / a.top_k);
+        place_of[p] = static_cast<int32_t>(at);
+    }
+    for (int64_t at = pairs; at < places; ++at)
+        token_of[at] = static_cast<int32_t>(t0 + at - pairs);
+    num_segments = 0;
+    int64_t* items = first_item + experts + 1;
+    first_item = items;
+    items[0] = 0;
+    if (places > pairs) add_segments(pairs, places, 0, true);
+    for (int64_t e = 0, begin = 0; e < experts; begin = ends[e++])
+        add_segments(begin, ends[e], static_cast<int32_t>(e), false);
+}
+
+// One panel of gate and up rows of one segment; after its last one, act as down wants it.
+void Experts::activate(int64_t item) const {
+    int64_t low = 0, high = num_segments;
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        (first_item[middle] <= item ? low : high) = middle;
+    }
+    const Segment& s = segments[low];
+    const ExpertPart& e = part(s);
+    const PackedLayout& l = e.gate_up.layout;
+    const int64_t panel = item - first_item[low], half = l.width(panel) / 2;
+    const void* rows[kRowBlock];
+    for (int64_t r = 0; r < s.rows; ++r) rows[r] = e.x.row(token_of[s.at + r]);
+    alignas(64) float c[kRowBlock * kOutStride];
+    e.gate_up.times(s.expert, panel, rows, s.rows, c);
+    const int64_t base = s.shared ? pairs : 0;
+    with_dtype(a.x_dtype, [&](auto* type) {
+        using TX = pointee<decltype(type)>;
+        for (int64_t r = 0; r < s.rows; ++r) {
+            TX* act = reinterpret_cast<TX*>(e.act + (s.at + r - base) * e.act_stride);
+            for (int64_t v = 0; v < half; ++v) {
+                const float *gate = c + r * kOutStride + v * kVectorRows,
+                            *up = gate + half * kVectorRows;
+                const int64_t first = l.first_row(panel, v);
+                for_vectors(l.rows_of(panel, v), [&](int64_t i, int64_t n) {
+                    store_some(act + first + i, silu(load(gate + i)) * load(up + i), n);
+                });
+            }
+            if (panel == l.panels - 1 && RowForm::padded(e.inner) > e.inner)
+                __builtin_memset(
+                    act + e.inner, 0,
+                    static_cast<size_t>(RowForm::padded(e.inner) - e.inner) * sizeof(TX));
+        }
     });
-    run.pack(true);
-    parallel(
-        blocks(a.hidden, out_block), [&](int64_t task, int worker) { run.combine(task, worker); },
-        workers);
-    return kOk;
+    if (e.down_stride == 0) return;
+    if (__atomic_sub_fetch(&panels_left[low], 1, __ATOMIC_ACQ_REL) == 0) prepare_down(s);
+}
+
+void Experts::prepare_down(const Segment& s) const {
+    const ExpertPart& e = part(s);
+    const int64_t base = s.shared ? pairs : 0;
+    for (int64_t at = s.at - base; at < s.at - base + s.rows; ++at)
+        prepare_row(e.down.form, a.x_dtype, e.act + at * e.act_stride,
+                    e.down_rows + at * e.down_stride);
+}
+
+// into[place][kOutStride] = act . panel^T for a segment's places.
+void Experts::project(const Segment& s, int64_t panel, float* into) const {
+    const ExpertPart& e = part(s);
+    const int64_t base = s.shared ? pairs : 0;
+    const int64_t stride = e.down_stride == 0 ? e.act_stride : e.down_stride;
+    const char* in = e.down_stride == 0 ? e.act : e.down_rows;
+    const void* rows[kRowBlock];
+    for (int64_t r = 0; r < s.rows; ++r) rows[r] = in + (s.at + r - base) * stride;
+    e.down.times(s.expert, panel, rows, s.rows, into + s.at * kOutStride);
+}
+
+template <class T>
+inline F rounded(F x) {
+    T there[W];
+    store(there, x);
+    return load(there);
+}
+
+// One panel of out: each token's sum of its places, in order of choice, then the shared expert.
+void Experts::combine(int64_t panel, const float* from) const {
+    const PackedLayout& l = parts[0]->down.layout;
+    const bool shared = places > pairs;
+    with_dtype(a.x_dtype, [&](auto* type) {
+        using TX = pointee<decltype(type)>;
+        TX* out = static_cast<TX*>(a.out) + t0 * l.rows;
+        for (int64_t t = 0; t < tokens; ++t) {
+            const int32_t* place = place_of + t * a.top_k;
+            const float* weights = a.topk_weights + (t0 + t) * a.top_k;
+            for (int64_t v = 0; v < l.width(panel); ++v) {
+                const int64_t first = l.first_row(panel, v);
+                for_vectors(l.rows_of(panel, v), [&](int64_t i, int64_t n) {
+                    const float* at = from + v * kVectorRows + i;
+                    F sum = zero();
+                    for (int64_t k = 0; k < a.top_k; ++k)
+                        sum = fma(load(at + place[k] * kOutStride), set1(weights[k]), sum);
+                    if (shared) {
+                        F extra = load(at + (pairs + t) * kOutStride);
+                        if (!a.fp32_combine) {
+                            sum = rounded<TX>(sum);
+                            extra = rounded<TX>(extra);
+                        }
+                        sum = sum + extra;
+                    }
+                    store_some(out + t * l.rows + first + i, sum, n);
+                });
+            }
+        }
+    });
+}
+
+// Few tokens: panels of experts in the order in which they lie, all outputs kept; who finishes a
+// panel's last expert sums it. Many: a task takes all of a panel, and keeps it in its own cache.
+inline void run_chunk(const Experts& x, bool keep_all) {
+    parallel(x.first_item[x.num_segments], [&](int64_t item, int) { x.activate(item); });
+    const int64_t panels = x.out_panels();
+    if (!keep_all) {
+        parallel(panels, [&](int64_t panel, int worker) {
+            float* sums = x.sums + worker * x.places * kOutStride;
+            for (int64_t i = 0; i < x.num_segments; ++i) x.project(x.segments[i], panel, sums);
+            x.combine(panel, sums);
+        });
+        return;
+    }
+    for (int64_t p = 0; p < panels; ++p) x.segments_left[p] = static_cast<int32_t>(x.num_segments);
+    parallel(panels * x.num_segments, [&](int64_t item, int) {
+        const int64_t panel = item % panels;
+        float* sums = x.sums + panel * x.places * kOutStride;
+        x.project(x.segments[item / panels], panel, sums);
+        if (__atomic_sub_fetch(&x.segments_left[panel], 1, __ATOMIC_ACQ_REL) == 0)
+            x.combine(panel, sums);
+    });
+}
+
+// Hands out parts of one buffer, each at the start of a cache line.
+class Carver {
+  public:
+    explicit Carver(char* base) : base_(base) {}
+    template <class T>
+    T* take(int64_t count) {
+        T* at = reinterpret_cast<T*>(base_ + used_);
+        used_ += lines(count * static_cast<int64_t>(sizeof(T)));
+        return at;
+    }
+    int64_t used() const { return used_; }
+
+  private:
+    char* base_;
+    int64_t used_ = 0;
+};
+
+// Buffers of a chunk of at most x.tokens tokens. Called with a null base, it only counts.
+inline int64_t lay_out(Experts& x, bool keep_all, char* base, char** rows_of_x) {
+    Carver from(base);
+    const int64_t experts = x.a.gate_up.num_experts;
+    const int64_t segments = smaller(experts, x.pairs) + blocks(x.places, kRowBlock) + 1;
+    x.token_of = from.take<int32_t>(x.places);
+    x.place_of = from.take<int32_t>(x.pairs);
+    x.segments = from.take<Segment>(segments);
+    x.first_item = from.take<int64_t>(experts + segments + 2);
+    x.panels_left = from.take<int32_t>(segments);
+    x.segments_left = from.take<int32_t>(x.out_panels());
+    x.sums = from.take<float>((keep_all ? x.out_panels() : num_workers()) * x.places * kOutStride);
+    for (int i = 0; i < 2; ++i) {
+        if (x.parts[i] == nullptr) continue;
+        ExpertPart& p = *x.parts[i];
+        const int64_t rows = i == 0 ? x.pairs : x.tokens;
+        p.act = from.take<char>(rows * p.act_stride);
+        p.down_rows = from.take<char>(rows * p.down_stride);
+        const bool again = i == 1 && p.gate_up.form.same_as(x.parts[0]->gate_up.form);
+        const bool in_place = p.gate_up.form.takes(x.a.x_dtype, false);
+        rows_of_x[i] =
+            from.take<char>(again || in_place ? 0 : x.a.num_tokens * p.gate_up.form.bytes());
+    }
+    return from.used();
 }
 
 Status moe_experts(const MoeArgs& a) {
-    Status status = kOk;
-    with_dot(a.x_dtype, a.weight_dtype,
-             [&](auto* dot) { status = moe_experts_of<pointee<decltype(dot)>>(a); });
-    return status;
+    ExpertPart routed(a.gate_up, a.down, a.x_dtype);
+    const bool has_shared = a.shared_down.data != nullptr;
+    ExpertPart shared(has_shared ? a.shared_gate_up : a.gate_up,
+                      has_shared ? a.shared_down : a.down, a.x_dtype);
+    const int64_t chunk =
+        smaller(a.num_tokens, kChunkPairs / a.top_k < 1 ? 1 : kChunkPairs / a.top_k);
+    Experts first{a,
+                  {&routed, has_shared ? &shared : nullptr},
+                  0,
+                  chunk,
+                  chunk * a.top_k,
+                  0,
+                  nullptr,
+                  nullptr,
+                  nullptr,
+                  0,
+                  nullptr,
+                  nullptr,
+                  nullptr,
+                  nullptr};
+    first.places = first.pairs + (has_shared ? chunk : 0);
+    const int64_t panels = first.out_panels();
+    const bool keep_all = panels * first.places * kOutStride * 4 <= kAllParts ||
+                          panels < kTasksAWorker * num_workers();
+    char* rows_of_x[2] = {};
+    const int64_t bytes = lay_out(first, keep_all, nullptr, rows_of_x);
+    char* base = static_cast<char*>(call_scratch(static_cast<size_t>(bytes)));
+    if (base == nullptr) return kNoMemory;
+    lay_out(first, keep_all, base, rows_of_x);
+    const RowForm& form = routed.gate_up.form;
+    routed.x = prepare_rows(form, a.x_dtype, a.x, a.num_tokens, rows_of_x[0]);
+    if (has_shared)
+        shared.x =
+            shared.gate_up.form.same_as(form)
+                ? routed.x
+                : prepare_rows(shared.gate_up.form, a.x_dtype, a.x, a.num_tokens, rows_of_x[1]);
+    for (int64_t t0 = 0; t0 < a.num_tokens; t0 += chunk) {
+        Experts x = first;
+        x.t0 = t0;
+        x.tokens = smaller(chunk, a.num_tokens - t0);
+        x.pairs = x.tokens * a.top_k;
+        x.places = x.pairs + (has_shared ? x.tokens : 0);
+        x.list();
+        run_chunk(x, keep_all);
+    }
+    return kOk;
 }
