@@ -16,7 +16,7 @@ YARN = RopeSpec(1e6, "yarn", 4.0, 32768, attention_factor=0.1 * math.log(4.0) + 
 
 
 def _rows(table: RotaryTable, positions: list[int]) -> torch.Tensor:
-    return table.rows(torch.tensor(positions), max(positions) + 1)
+    return table.up_to(max(positions) + 1)[positions]
 
 
 @pytest.mark.parametrize("head_dim", [2, 24, 128])
@@ -88,6 +88,18 @@ def test_rows_do_not_depend_on_the_growth_or_the_batch() -> None:
     single = torch.cat([_rows(step_by_step, [p]) for p in sorted(set(positions))])
     assert torch.equal(whole, single[[0, 2, 0, 1]])
     assert whole.dtype == torch.float32
+
+
+def test_a_reserved_table_stays_where_it_is() -> None:
+    table = RotaryTable(YARN, 40, "cpu")
+    table.reserve(3 * ROTARY_BLOCK_POSITIONS - 5)
+    addresses = {table.up_to(n).data_ptr() for n in (1, 4096, 4097, 3 * ROTARY_BLOCK_POSITIONS)}
+    assert len(addresses) == 1
+    positions = [0, 4096, 2 * ROTARY_BLOCK_POSITIONS + 11]
+    before = _rows(table, positions)
+    table.reserve(9 * ROTARY_BLOCK_POSITIONS)  # what is computed moves along
+    assert torch.equal(_rows(table, positions), before)
+    assert torch.equal(_rows(RotaryTable(YARN, 40, "cpu"), positions), before)
 
 
 def test_other_kinds_are_refused_by_name() -> None:

@@ -104,7 +104,7 @@ def test_an_error_of_one_percent_is_seen(op: Op) -> None:
 
 def _scaled(value: Any, factor: float) -> tuple[Any, int]:
     """The structure with its floats multiplied, and how many of them change by that."""
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
+    if isinstance(value, torch.Tensor) and value.is_floating_point() and value.itemsize > 1:
         return value * factor, int((value.isfinite() & (value != 0)).sum())
     if is_dataclass(value):
         parts = {f.name: _scaled(getattr(value, f.name), factor) for f in fields(value)}

@@ -28,6 +28,7 @@ ROWS: dict[Op, tuple[str, ...]] = {
     ops.linear: ("x",),
     ops.embedding: ("input_ids",),
     ops.qk_norm_rope: ("qkv", "cos_sin"),
+    ops.qk_norm_rope_store: ("qkv", "rotary", "slot_mapping"),
     ops.moe_gating_top_k: ("router_logits",),
     ops.router_logits: ("x",),
     ops.moe_router: ("x",),
@@ -93,6 +94,8 @@ def _take(value: Any, rows: Sequence[int]) -> Any:
         return value[list(rows)]
     if isinstance(value, tuple):
         return tuple(_take(item, rows) for item in value)
+    if isinstance(value, ops.Rotary):
+        return replace(value, positions=value.positions[list(rows)])
     return replace(value, **{f.name: _take(getattr(value, f.name), rows) for f in fields(value)})
 
 

@@ -83,16 +83,17 @@ def _qk_norm_rope(
 ) -> tuple:
     tokens, dim = qkv.shape[0], q_weight.shape[0]
     parts = qkv.double().split((num_heads * dim, num_kv_heads * dim, num_kv_heads * dim), dim=1)
-    half = dim // 2
-    # Each pair (i, i + D / 2) is a complex number; rotation is a multiplication.
+    rotary = cos_sin.shape[1]
+    half = rotary // 2
+    # Each pair (i, i + R / 2) is a complex number; rotation is a multiplication.
     turn = torch.complex(*cos_sin.double().split(half, dim=1))[:, None]
     out = []
     for part, weight in zip(parts, (q_weight, k_weight, None), strict=True):
         heads = part.reshape(tokens, part.shape[1] // dim, dim)
         if weight is not None:
             heads = heads / (heads.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-            turned = torch.complex(heads[..., :half], heads[..., half:]) * turn
-            heads = torch.cat((turned.real, turned.imag), dim=-1)
+            turned = torch.complex(heads[..., :half], heads[..., half:rotary]) * turn
+            heads = torch.cat((turned.real, turned.imag, heads[..., rotary:]), dim=-1)
         out.append(heads.to(qkv.dtype))
     return tuple(out)
 
@@ -102,8 +103,54 @@ def _store_kv(k: Tensor, v: Tensor, pages: ops.KVPages, slot_mapping: Tensor) ->
         if slot >= 0:
             for head in range(k.shape[1]):
                 place = (slot // pages.page_size, head, slot % pages.page_size)
-                pages.k[place] = k[t, head]
-                pages.v[place] = v[t, head]
+                _keep(k[t, head], pages.k, pages.k_scales, place)
+                _keep(v[t, head], pages.v, pages.v_scales, place)
+
+
+def _keep(row: Tensor, held: Tensor, scales: Tensor | None, place: tuple[int, int, int]) -> None:
+    """One row of keys or values; the largest number becomes the largest code."""
+    if scales is None:
+        held[place] = row
+        return
+    numbers = [float(x) for x in row.float()]
+    largest = 127.0 if held.dtype == torch.int8 else 448.0
+    top = max(map(abs, numbers)) if all(map(math.isfinite, numbers)) else math.nan
+    scale = torch.tensor(top) / largest
+    if top < 127 / 2.0**128:  # 127 / top is no fp32 number
+        scale = torch.tensor(0.0)
+    codes = torch.zeros(len(numbers))
+    if float(scale) > 0:
+        exact, inverse = torch.tensor(numbers), torch.tensor(largest).div(torch.tensor(top))
+        scaled = exact * inverse if largest == 127 else exact / scale
+        codes = scaled.clamp(-largest, largest)
+    if largest == 127:
+        codes = codes.round()
+    bits = codes.to(held.dtype).view(torch.uint8)
+    held.view(torch.uint8)[place] = bits
+    scales[place] = scale
+
+
+def _qk_norm_rope_store(
+    qkv: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    rotary: ops.Rotary,
+    eps: float,
+    pages: ops.KVPages,
+    slot_mapping: Tensor,
+) -> Tensor:
+    dim, kv_heads = pages.head_dim, pages.num_kv_heads
+    rows = torch.stack([rotary.table[int(p)] for p in rotary.positions] or [rotary.table[0]])
+    heads = qkv.shape[1] // dim - 2 * kv_heads
+    rows = rows[: len(qkv)]
+    q, k, v = _qk_norm_rope(qkv, q_weight, k_weight, rows, eps, heads, kv_heads)
+    if pages.hadamard:
+        matrix = torch.ones(1, 1, dtype=torch.float64)
+        while len(matrix) < dim:
+            matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+        q, k = (((t.double() @ matrix) * dim**-0.5).to(t.dtype) for t in (q, k))
+    _store_kv(k, v, pages, slot_mapping)
+    return q
 
 
 def _paged_attention(
@@ -119,10 +166,18 @@ def _paged_attention(
             place = [(int(metadata.page_table[s, p // size]), p % size) for p in range(last + 1)]
             page, slot = (torch.tensor(x) for x in zip(*place, strict=True))
             for h in range(q.shape[1]):
-                keys = pages.k[page, h // group, slot].double()
-                values = pages.v[page, h // group, slot].double()
+                keys, values = (t[:, h // group].double() for t in _rows(pages, page, slot))
                 weights = torch.exp((scores := keys @ q[t, h].double() * scale) - scores.max())
                 out[t, h] = (weights / weights.sum() @ values).to(q.dtype)
+    return out
+
+
+def _rows(pages: ops.KVPages, page: Tensor, slot: Tensor) -> list[Tensor]:
+    """Keys and values at some places: [places, G, D] each."""
+    out = []
+    for codes, scales in ((pages.k, pages.k_scales), (pages.v, pages.v_scales)):
+        rows = codes.float()[page, :, slot]
+        out.append(rows if scales is None else rows * scales[page, :, slot][..., None])
     return out
 
 
@@ -220,6 +275,7 @@ DIRECT: dict[Op, Direct] = {
     ops.linear: _linear,
     ops.embedding: _embedding,
     ops.qk_norm_rope: _qk_norm_rope,
+    ops.qk_norm_rope_store: _qk_norm_rope_store,
     ops.store_kv: _store_kv,
     ops.paged_attention: _paged_attention,
     ops.moe_gating_top_k: _moe_gating_top_k,

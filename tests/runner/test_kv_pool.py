@@ -31,9 +31,34 @@ def test_layers_have_the_documented_shape():
     assert len(KVPool(spec, 5, 16, torch.bfloat16).layers) == 2
 
 
-def test_layers_do_not_overlap():
-    pool = KVPool(history_spec(), 3, 4, torch.float32, num_layers=3)
-    parts = [part for pages in pool.layers for part in (pages.k, pages.v)]
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_codes_have_a_scale_a_row(dtype: torch.dtype):
+    spec = replace(history_spec(), num_key_value_heads=3, head_dim=6)
+    pool = KVPool(spec, 5, 1, dtype, num_layers=2, hadamard=True)
+    assert pool.num_bytes == 2 * 2 * 5 * 3 * (6 + 4)
+    for pages in pool.layers:
+        assert pages.hadamard
+        for codes, scales in ((pages.k, pages.k_scales), (pages.v, pages.v_scales)):
+            assert codes.shape == (5, 3, 1, 6)
+            assert codes.dtype == dtype
+            assert scales.shape == (5, 3, 1)
+            assert scales.dtype == torch.float32
+            assert codes.is_contiguous()
+            assert scales.is_contiguous()
+    scales = pool.layers[0].k_scales
+    pool.close()
+    assert scales.untyped_storage().nbytes() == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+def test_layers_do_not_overlap(dtype: torch.dtype):
+    pool = KVPool(history_spec(), 3, 4, dtype, num_layers=3)
+    parts = [
+        part
+        for pages in pool.layers
+        for part in (pages.k, pages.v, pages.k_scales, pages.v_scales)
+        if part is not None
+    ]
     for i, part in enumerate(parts):
         part.fill_(i)
     assert all(bool((part == i).all()) for i, part in enumerate(parts))

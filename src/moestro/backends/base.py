@@ -1,13 +1,43 @@
 """Device: what the engine asks of a backend, beside the ops."""
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import torch
 
 from moestro.core.hardware import HardwareSpec
 from moestro.ops.routing import RouterWeights
 from moestro.quant.format import WeightFormat, WeightTensor
+
+
+class CapturedStep(Protocol):
+    """A step of kernel calls over fixed memory; result is what it returned."""
+
+    result: Any
+
+    @property
+    def num_calls(self) -> int:
+        """Kernel calls of one replay."""
+
+    def is_current(self) -> bool:
+        """False when it has to be captured anew: kernels or threads have changed."""
+
+    def replay(self) -> None:
+        """Do all of it again, on what its inputs hold now."""
+
+    def close(self) -> None:
+        """Give everything back. Idempotent."""
+
+
+class GraphPool(Protocol):
+    """Captures steps that share their intermediate memory: one result is valid at a time."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that the captured steps share."""
+
+    def capture(self, step: Callable[[], Any]) -> CapturedStep:
+        """Run `step` and keep it. Raises UnsupportedError when it can't be captured."""
 
 
 class Device(Protocol):
@@ -58,3 +88,6 @@ class Device(Protocol):
 
     def pack_router(self, router: RouterWeights) -> RouterWeights:
         """The same router with its weight in the layout of this device's kernels as well."""
+
+    def graph_pool(self) -> GraphPool | None:
+        """What captures steps; None where this device can't."""

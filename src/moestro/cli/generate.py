@@ -137,8 +137,8 @@ def _complete(
     from moestro.cli.loading_bar import loading_bar
     from moestro.engine.llm import LLM
 
-    with loading_bar() as progress:
-        llm = LLM.from_config(config, load_progress=progress)
+    with loading_bar() as (progress, captured):
+        llm = LLM.from_config(config, load_progress=progress, graph_progress=captured)
     with llm:
         params = _params(llm.get_default_sampling_params(), llm.default_max_tokens, overrides)
         started = time.perf_counter()

@@ -19,8 +19,10 @@ class LocalEngine:
     """An AsyncEngine and the event loop it is used from. Ctrl-C ends the answer, not the engine."""
 
     def __init__(self, config: EngineConfig) -> None:
-        with loading_bar() as progress:
-            self.engine = AsyncEngine.from_config(config, progress=progress)
+        with loading_bar() as (progress, captured):
+            self.engine = AsyncEngine.from_config(
+                config, progress=progress, graph_progress=captured
+            )
         self._runner = asyncio.Runner()
 
     def stream(

@@ -12,6 +12,7 @@ from typing import NoReturn
 
 from moestro import envs
 from moestro.cli import bench, chat, doctor, generate, ops, plan, serve
+from moestro.cli import eval as evaluate
 from moestro.cli.console import write_text
 from moestro.cli.parser import Parser
 from moestro.cli.standard_streams import open_missing_streams
@@ -22,7 +23,7 @@ EXIT_USER_MISTAKE = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
-SUBCOMMANDS: tuple[ModuleType, ...] = (generate, chat, serve, plan, ops, doctor, bench)
+SUBCOMMANDS: tuple[ModuleType, ...] = (generate, chat, serve, plan, ops, doctor, bench, evaluate)
 
 DESCRIPTION = (
     "Inference engine for long-context sparse-MoE language models. Without a model, the one that "

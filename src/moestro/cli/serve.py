@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> int:
     from moestro.server.serve import Server
 
     with listen(options.host, options.port) as sock:
-        with loading_bar() as progress:
-            server = Server.start(config, options, __version__, progress)
+        with loading_bar() as (progress, captured):
+            server = Server.start(config, options, __version__, progress, captured)
         drained = server.run(sock, options.shutdown_timeout)
     if not drained:
         # The engine may be deep inside a step; waiting for it is what the user just refused.

@@ -130,7 +130,8 @@ class EngineConfig:
     enforce_eager: bool = _run(
         False,
         Switch(),
-        "Never capture graphs. Accepted, and without effect while every step runs eagerly.",
+        "Never capture decode steps as graphs: every step goes through Python. The same tokens, "
+        "slower; for looking into a step.",
     )
     seed: int = _run(
         0, Integer(-(2**63), 2**64 - 1), "Seed from which unseeded requests derive theirs."

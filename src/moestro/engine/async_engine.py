@@ -86,12 +86,15 @@ class AsyncEngine:
         config: EngineConfig,
         *,
         progress: Callable[[int, int], None] | None = None,
+        graph_progress: Callable[[int, int], None] | None = None,
         on_report: Callable[[StepReport], None] | None = None,
     ) -> "AsyncEngine":
-        """Load the model and start. progress: (bytes read, bytes in all) while weights load."""
+        """Load the model and start. progress: (bytes read, bytes in all) while weights load;
+        graph_progress: (batch sizes captured, in all) afterwards.
+        """
         from moestro.engine.build import build_engine  # imports torch
 
-        return cls(build_engine(config, progress), on_report)
+        return cls(build_engine(config, progress, graph_progress), on_report)
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -1,13 +1,16 @@
 """The one place where an engine is wired together: configuration in, BuiltEngine out."""
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from moestro.backends import load_backend
-from moestro.backends.base import Device
+from moestro.backends.base import Device, GraphPool
 from moestro.chat.templates import ChatTemplate
 from moestro.config import EngineConfig
 from moestro.core.generation_config import GenerationDefaults, load_generation_defaults
@@ -24,6 +27,7 @@ from moestro.errors import CapacityError
 from moestro.kvcache.manager import KVCacheManager
 from moestro.layers.moe import pack_routers
 from moestro.layers.parameters import Parameters
+from moestro.models.causal_lm import CausalLM
 from moestro.models.registry import build_model
 from moestro.planner.placement import make_plan
 from moestro.planner.report import plan_lines
@@ -44,29 +48,18 @@ Progress = Callable[[int, int], None]
 def build_engine(
     config: EngineConfig,
     progress: Progress | None = None,
+    graph_progress: Progress | None = None,
     *,
     grammar: GrammarCompiler | None = None,
 ) -> BuiltEngine:
-    """Find, plan, load and wire. progress: (bytes read, bytes in all) while weights load.
+    """Find, plan, load, wire and warm up. progress: (bytes read, bytes in all) while weights load;
+    graph_progress: (batch sizes captured, in all) while decode steps are captured.
 
     What is cheap is checked first, so that a wrong option fails before gigabytes are read. Sets
     the process's compute threads. Raises ConfigError, CheckpointError, UnsupportedError or
     CapacityError.
     """
-    model_dir = resolve_model(config.model)
-    spec = load_model_spec(model_dir)
-    num_mtp_layers, stored = _inspect(model_dir, spec)
-    device = load_backend("cpu")
-    plan = make_plan(
-        config.model,
-        spec,
-        device.hardware(),
-        config,
-        num_mtp_layers=num_mtp_layers,
-        stored_formats=stored,
-    )
-    for line in plan_lines(plan):
-        logger.info("%s", line)
+    model_dir, spec, device, plan = _plan(config)
     tokenizer_dir = _tokenizer_dir(config, model_dir)
     chat_template = ChatTemplate.load(tokenizer_dir, config.chat_template)
     tokenizer = None
@@ -75,7 +68,17 @@ def build_engine(
     processor = _make_processor(config, model_dir, spec, plan, tokenizer)
     device.set_num_threads(plan.num_threads)
     torch.set_num_threads(plan.num_threads)
-    runner = _load_runner(device, plan, spec, model_dir, progress)
+    began_s = time.monotonic()
+    graph_pool: GraphPool | None = None  # until no torch op is left in a decode step
+    runner = _load_runner(device, plan, spec, model_dir, progress, graph_pool)
+    loaded_s = time.monotonic()
+    runner.warm_up(graph_progress)
+    logger.info(
+        "weights loaded in %.2f s, decode steps captured in %.2f s: %s",
+        loaded_s - began_s,
+        time.monotonic() - loaded_s,
+        runner.graph_summary,
+    )
     scheduler = Scheduler(
         SchedulerLimits(plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len),
         KVCacheManager(plan.num_pages, plan.page_size, config.enable_prefix_caching),
@@ -91,6 +94,47 @@ def build_engine(
         processor=processor,
         chat_template=chat_template,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model without an engine around it, for measuring what is inside."""
+
+    model: CausalLM
+    spec: ModelSpec
+    plan: Plan
+    tokenizer: Tokenizer
+
+
+def load_model(config: EngineConfig, progress: Progress | None = None) -> LoadedModel:
+    """Find, plan and load, as build_engine does."""
+    model_dir, spec, device, plan = _plan(config)
+    tokenizer_dir = _tokenizer_dir(config, model_dir)
+    template = ChatTemplate.load(tokenizer_dir, config.chat_template)
+    tokenizer = Tokenizer.load(tokenizer_dir, template)
+    device.set_num_threads(plan.num_threads)
+    torch.set_num_threads(plan.num_threads)
+    with _refused_memory(plan):
+        model = _load_model(device, plan, spec, model_dir, progress)
+    return LoadedModel(model, spec, plan, tokenizer)
+
+
+def _plan(config: EngineConfig) -> tuple[Path, ModelSpec, Device, Plan]:
+    model_dir = resolve_model(config.model)
+    spec = load_model_spec(model_dir)
+    num_mtp_layers, stored = _inspect(model_dir, spec)
+    device = load_backend("cpu")
+    plan = make_plan(
+        config.model,
+        spec,
+        device.hardware(),
+        config,
+        num_mtp_layers=num_mtp_layers,
+        stored_formats=stored,
+    )
+    for line in plan_lines(plan):
+        logger.info("%s", line)
+    return model_dir, spec, device, plan
 
 
 def _inspect(model_dir: Path, spec: ModelSpec) -> tuple[int, Stored | None]:
@@ -135,22 +179,45 @@ def _make_processor(
 
 
 def _load_runner(
-    device: Device, plan: Plan, spec: ModelSpec, model_dir: Path, progress: Progress | None
+    device: Device,
+    plan: Plan,
+    spec: ModelSpec,
+    model_dir: Path,
+    progress: Progress | None,
+    graph_pool: GraphPool | None,
 ) -> ModelRunner:
-    try:
-        parameters = Parameters(
-            getattr(torch, plan.dtype), plan.weight_formats, device.name, device
-        )
-        model = build_model(spec, parameters, plan.num_mtp_layers)
-        device.prepare_weights(
-            p if isinstance(p, torch.Tensor) else p.codes for p in model.weights.values()
-        )
-        load_weights(spec, model.weights, model_dir, progress, backend=device)
-        pack_routers(model, device, getattr(torch, plan.dtype))
+    with _refused_memory(plan):
+        model = _load_model(device, plan, spec, model_dir, progress)
         kv_pool = KVPool(spec, plan.num_pages, plan.page_size, getattr(torch, plan.kv_cache_dtype))
         return ModelRunner(
-            model, kv_pool, max_num_seqs=plan.max_num_seqs, max_model_len=plan.max_model_len
+            model,
+            kv_pool,
+            max_num_seqs=plan.max_num_seqs,
+            max_model_len=plan.max_model_len,
+            graph_pool=graph_pool,
         )
+
+
+def _load_model(
+    device: Device, plan: Plan, spec: ModelSpec, model_dir: Path, progress: Progress | None
+) -> CausalLM:
+    dtype = getattr(torch, plan.dtype)
+    parameters = Parameters(dtype, plan.weight_formats, device.name, device)
+    model = build_model(spec, parameters, plan.num_mtp_layers)
+    model.reserve_positions(plan.max_model_len)
+    device.prepare_weights(
+        p if isinstance(p, torch.Tensor) else p.codes for p in model.weights.values()
+    )
+    load_weights(spec, model.weights, model_dir, progress, backend=device)
+    pack_routers(model, device, dtype)
+    return model
+
+
+@contextmanager
+def _refused_memory(plan: Plan) -> Iterator[None]:
+    """Says what was asked for where the system refuses memory."""
+    try:
+        yield
     except (MemoryError, RuntimeError) as error:
         # torch raises a RuntimeError of its own for a refused allocation
         if isinstance(error, RuntimeError) and "allocate" not in str(error):

@@ -37,25 +37,37 @@ class LLM:
         model: str = "tiny-hy3",
         *,
         load_progress: Callable[[int, int], None] | None = None,
+        graph_progress: Callable[[int, int], None] | None = None,
         **options: Any,
     ) -> None:
-        """load_progress: told (bytes read, bytes in all) while weights load. Raises ConfigError,
-        CheckpointError, CapacityError or UnsupportedError when the model can't be served.
+        """load_progress: told (bytes read, bytes in all) while weights load; graph_progress: then
+        (batch sizes captured, in all). Raises ConfigError, CheckpointError, CapacityError or
+        UnsupportedError when the model can't be served.
         """
-        self._start(EngineConfig.from_kwargs(model=model, **options), load_progress)
+        config = EngineConfig.from_kwargs(model=model, **options)
+        self._start(config, load_progress, graph_progress)
 
     @classmethod
     def from_config(
-        cls, config: EngineConfig, *, load_progress: Callable[[int, int], None] | None = None
+        cls,
+        config: EngineConfig,
+        *,
+        load_progress: Callable[[int, int], None] | None = None,
+        graph_progress: Callable[[int, int], None] | None = None,
     ) -> "LLM":
         """From options that are already one object."""
         made = cls.__new__(cls)
-        made._start(config, load_progress)
+        made._start(config, load_progress, graph_progress)
         return made
 
-    def _start(self, config: EngineConfig, progress: Callable[[int, int], None] | None) -> None:
+    def _start(
+        self,
+        config: EngineConfig,
+        load_progress: Callable[[int, int], None] | None,
+        graph_progress: Callable[[int, int], None] | None,
+    ) -> None:
         self.config = config
-        self._built: BuiltEngine | None = build_engine(config, progress)
+        self._built: BuiltEngine | None = build_engine(config, load_progress, graph_progress)
         self.plan = self._built.plan
         self.spec = self._built.spec
         self._ids = itertools.count()

@@ -11,7 +11,7 @@ from moestro.layers.parameters import Parameters
 
 
 class Attention(nn.Module):
-    """qkv_proj -> per-head norm and rotation -> store -> paged attention -> o_proj."""
+    """qkv_proj -> per-head norm, rotation and store -> paged attention -> o_proj."""
 
     def __init__(self, parameters: Parameters, spec: ModelSpec) -> None:
         super().__init__()
@@ -29,21 +29,20 @@ class Attention(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        cos_sin: torch.Tensor,
+        rotary: ops.Rotary,
         pages: ops.KVPages,
         attn: ops.AttentionMetadata,
     ) -> torch.Tensor:
-        """x: [T, N]; cos_sin: [T, D] fp32 rows of RotaryTable. Returns [T, N]; mutates pages."""
-        q, k, v = ops.qk_norm_rope(
+        """x: [T, N]. Returns [T, N]; mutates pages."""
+        q = ops.qk_norm_rope_store(
             self.qkv_proj(x),
             self.q_norm.weight,
             self.k_norm.weight,
-            cos_sin,
+            rotary,
             self.eps,
-            self.num_heads,
-            self.num_kv_heads,
+            pages,
+            attn.slot_mapping,
         )
-        ops.store_kv(k, v, pages, attn.slot_mapping)
         heads: torch.Tensor = ops.paged_attention(q, pages, attn, self.scale)
         out: torch.Tensor = self.o_proj(heads.flatten(1))
         return out

@@ -36,16 +36,16 @@ class DecoderLayer(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        residual: torch.Tensor,
-        cos_sin: torch.Tensor,
+        residual: torch.Tensor | None,
+        rotary: ops.Rotary,
         pages: ops.KVPages,
         attn: ops.AttentionMetadata,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Takes and returns (what is still to be added to the stream, the stream), [T, N] each.
 
-        The first layer gets (embeddings, zeros). Mutates pages.
+        The first layer gets (embeddings, None). Mutates pages.
         """
         x, residual = self.input_layernorm.add(x, residual)
-        x = self.self_attn(x, cos_sin, pages, attn)
+        x = self.self_attn(x, rotary, pages, attn)
         x, residual = self.post_attention_layernorm.add(x, residual)
         return self.mlp(x), residual

@@ -64,16 +64,19 @@ class MoE(nn.Module):
 
     def route(self, x: torch.Tensor) -> ops.Routing:
         """The experts of each token and their weights, decided in fp32; counts them."""
-        router = self._router or self._plain_router(x.dtype)
-        routing: ops.Routing = ops.moe_router(x, router, self.gating_rule, self.expert_counts)
+        routing: ops.Routing = ops.moe_router(
+            x, self.router(x.dtype), self.gating_rule, self.expert_counts
+        )
         return routing
+
+    def router(self, dtype: torch.dtype) -> ops.RouterWeights:
+        """The router for activations of `dtype`: packed, or as it is before pack_router."""
+        return self._router or ops.RouterWeights.of(self.gate_weight, self.expert_bias, dtype)
 
     def pack_router(self, device: Device, dtype: torch.dtype) -> None:
         """Lay the router out for activations of `dtype`; to be called once the weight is filled."""
-        self._router = device.pack_router(self._plain_router(dtype))
-
-    def _plain_router(self, dtype: torch.dtype) -> ops.RouterWeights:
-        return ops.RouterWeights.of(self.gate_weight, self.expert_bias, dtype)
+        plain = ops.RouterWeights.of(self.gate_weight, self.expert_bias, dtype)
+        self._router = device.pack_router(plain)
 
     def _weights(self) -> ops.ExpertWeights:
         routed, shared = self.experts, self.shared_experts

@@ -20,7 +20,11 @@ class RMSNorm(nn.Module):
         y: torch.Tensor = ops.rms_norm(x, self.weight, self.eps)
         return y
 
-    def add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm(x + residual), x + residual), both [..., N] in x's dtype."""
+    def add(
+        self, x: torch.Tensor, residual: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm(x + residual), x + residual), both [..., N] in x's dtype; None adds nothing."""
+        if residual is None:
+            return self(x), x
         y: tuple[torch.Tensor, torch.Tensor] = ops.add_rms_norm(x, residual, self.weight, self.eps)
         return y

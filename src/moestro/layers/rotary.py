@@ -12,8 +12,10 @@ from moestro.errors import UnsupportedError
 class RotaryTable:
     """cos | sin rows [position, D] in fp32, shared by all layers.
 
-    The table grows in blocks of ROTARY_BLOCK_POSITIONS absolute positions, each computed the same
-    way whenever it is needed, so that a row never depends on the table's size or on the batch.
+    `reserve` sets the memory aside once, so that the table's address stays while captured graphs
+    point to it; rows are computed when a step first needs them, in blocks of
+    ROTARY_BLOCK_POSITIONS absolute positions, each the same way, so that a row never depends on
+    the table's size or on the batch.
     """
 
     def __init__(self, rope: RopeSpec, head_dim: int, device: torch.device | str) -> None:
@@ -22,14 +24,25 @@ class RotaryTable:
         self._inv_freq = rotary_frequencies(rope, head_dim)
         self._factor = rope.attention_factor
         self._table = torch.empty(0, head_dim, dtype=torch.float32, device=device)
+        self._num_ready = 0
 
-    def rows(self, positions: torch.Tensor, limit: int) -> torch.Tensor:
-        """Rows of positions [T] int64, all below `limit`: [T, D] fp32, cos half then sin half."""
-        starts = range(self._table.shape[0], limit, ROTARY_BLOCK_POSITIONS)
-        if starts:
-            blocks = [self._block(start).to(self._table.device) for start in starts]
-            self._table = torch.cat((self._table, *blocks))
-        return self._table.index_select(0, positions)
+    def reserve(self, num_positions: int) -> None:
+        """Memory for this many positions, touched as rows are computed; what is there moves."""
+        blocks = -(-num_positions // ROTARY_BLOCK_POSITIONS)
+        table = self._table.new_empty(blocks * ROTARY_BLOCK_POSITIONS, self._table.shape[1])
+        self._num_ready = min(self._num_ready, len(table))
+        table[: self._num_ready] = self._table[: self._num_ready]
+        self._table = table
+
+    def up_to(self, limit: int) -> torch.Tensor:
+        """The table [at least limit, D]: rows of positions below `limit` are ready, others not."""
+        if limit > self._num_ready:
+            if limit > len(self._table):
+                self.reserve(limit)
+            for start in range(self._num_ready, limit, ROTARY_BLOCK_POSITIONS):
+                self._table[start : start + ROTARY_BLOCK_POSITIONS] = self._block(start)
+                self._num_ready = start + ROTARY_BLOCK_POSITIONS
+        return self._table
 
     def _block(self, start: int) -> torch.Tensor:
         """Rows of ROTARY_BLOCK_POSITIONS positions from start.

@@ -11,6 +11,7 @@ from moestro.core.weight_format import HEAD
 from moestro.errors import UnsupportedError
 from moestro.layers.embedding import Embedding
 from moestro.layers.parameters import Parameter, Parameters
+from moestro.layers.rotary import RotaryTable
 from moestro.quant.format import WeightTensor, float_weight
 
 
@@ -18,6 +19,7 @@ class Trunk(nn.Module):
     """Everything below the head; one class a model family."""
 
     embed_tokens: Embedding
+    rotary: RotaryTable
 
     def forward(
         self,
@@ -73,6 +75,14 @@ class CausalLM(nn.Module):
         """
         hidden_states: torch.Tensor = self.model(input_ids, positions, kv_pages, attn)
         return hidden_states
+
+    def reserve_positions(self, max_model_len: int) -> None:
+        """Set the rotary table's memory aside once: its address then stays."""
+        self.model.rotary.reserve(max_model_len)
+
+    def prepare_positions(self, max_seq_len: int) -> None:
+        """Have the rotary rows of positions below max_seq_len ready, as forward does itself."""
+        self.model.rotary.up_to(max_seq_len)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[M, N] to [M, V] fp32: operands in the model's dtype, fp32 sums, never rounded after."""

@@ -70,11 +70,10 @@ class HyV3Model(Trunk):
         attn: ops.AttentionMetadata,
     ) -> torch.Tensor:
         """See Trunk.forward."""
-        cos_sin = self.rotary.rows(positions, attn.max_seq_len)
-        x = self.embed_tokens(input_ids)
-        residual = torch.zeros_like(x)
+        rotary = ops.Rotary(self.rotary.up_to(attn.max_seq_len), positions)
+        x, residual = self.embed_tokens(input_ids), None
         for i in range(self.num_trunk_layers):
-            x, residual = self.layers[i](x, residual, cos_sin, kv_pages[i], attn)
+            x, residual = self.layers[i](x, residual, rotary, kv_pages[i], attn)
         hidden_states, _ = self.norm.add(x, residual)
         return hidden_states
 
@@ -90,9 +89,9 @@ class HyV3Model(Trunk):
         """See Trunk.mtp_forward."""
         layer = self.layers[self.num_trunk_layers + index]
         assert isinstance(layer, HyV3MTPLayer)
-        cos_sin = self.rotary.rows(positions, attn.max_seq_len)
+        rotary = ops.Rotary(self.rotary.up_to(attn.max_seq_len), positions)
         x = layer.join(hidden_states, self.embed_tokens(next_token_ids), positions)
-        x, residual = layer(x, torch.zeros_like(x), cos_sin, pages, attn)
+        x, residual = layer(x, None, rotary, pages, attn)
         hidden_states, _ = layer.final_layernorm.add(x, residual)
         return hidden_states
 

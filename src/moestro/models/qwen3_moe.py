@@ -38,11 +38,10 @@ class Qwen3MoeModel(Trunk):
         attn: ops.AttentionMetadata,
     ) -> torch.Tensor:
         """See Trunk.forward."""
-        cos_sin = self.rotary.rows(positions, attn.max_seq_len)
-        x = self.embed_tokens(input_ids)
-        residual = torch.zeros_like(x)
+        rotary = ops.Rotary(self.rotary.up_to(attn.max_seq_len), positions)
+        x, residual = self.embed_tokens(input_ids), None
         for layer, pages in zip(self.layers, kv_pages, strict=False):
-            x, residual = layer(x, residual, cos_sin, pages, attn)
+            x, residual = layer(x, residual, rotary, pages, attn)
         hidden_states, _ = self.norm.add(x, residual)
         return hidden_states
 

@@ -15,7 +15,7 @@ from moestro.ops.logit_edits import (
 from moestro.ops.moe import ExpertWeights, moe_experts
 from moestro.ops.norm import add_rms_norm, rms_norm
 from moestro.ops.registry import Body, Op, all_ops, implements
-from moestro.ops.rope import qk_norm_rope
+from moestro.ops.rope import Rotary, qk_norm_rope, qk_norm_rope_store
 from moestro.ops.routing import (
     GatingRule,
     RouterWeights,
@@ -42,6 +42,7 @@ __all__ = [
     "KVPages",
     "Op",
     "RankedLogprobs",
+    "Rotary",
     "RouterWeights",
     "Routing",
     "SampledRows",
@@ -63,6 +64,7 @@ __all__ = [
     "moe_router",
     "paged_attention",
     "qk_norm_rope",
+    "qk_norm_rope_store",
     "rms_norm",
     "router_logits",
     "sample",

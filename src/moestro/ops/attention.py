@@ -132,8 +132,8 @@ def paged_attention(
             continue
         used = metadata.page_table[s, : -(-seq_len // pages.page_size)].long()
         k, v = (
-            t[used].transpose(0, 1).reshape(kv_heads, -1, q.shape[2])[:, :seq_len].float()
-            for t in (pages.k, pages.v)
+            t.transpose(0, 1).reshape(kv_heads, -1, q.shape[2])[:, :seq_len]
+            for t in pages.values(used)
         )  # [G, seq_len, D]
         queries = q[begin:end].float().view(end - begin, kv_heads, group, -1)
         scores = torch.einsum("tgjd,gsd->gjts", queries, k) * scale

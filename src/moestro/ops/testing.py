@@ -72,9 +72,9 @@ def norm_weight(generator: torch.Generator, size: int, dtype: torch.dtype) -> to
 def compare(actual: object, expected: object, dtype: torch.dtype, op: "Op") -> None:
     """Raise AssertionError unless two results agree.
 
-    Tensors, tuples, lists, dicts and dataclasses of them, of equal structure. Integers, flags,
-    infinities and NaN must be equal; floating point numbers agree within the op's tolerance for
-    `dtype` or the tensor's own dtype, whichever is wider.
+    Tensors, tuples, lists, dicts and dataclasses of them, of equal structure. Integers, codes of
+    one byte, flags, infinities and NaN must be equal; floating point numbers agree within the op's
+    tolerance for `dtype` or the tensor's own dtype, whichever is wider.
     """
     pairs = zip(_leaves(actual), _leaves(expected), strict=True)
     for (path, ours), (_, theirs) in pairs:
@@ -85,9 +85,11 @@ def compare(actual: object, expected: object, dtype: torch.dtype, op: "Op") -> N
         assert isinstance(ours, torch.Tensor), f"{where}: {ours!r} is no tensor"
         assert ours.dtype == theirs.dtype, f"{where}: dtype {ours.dtype}, not {theirs.dtype}"
         assert ours.shape == theirs.shape, f"{where}: shape {ours.shape}, not {theirs.shape}"
-        if theirs.is_floating_point():
+        if theirs.is_floating_point() and theirs.itemsize > 1:
             _compare_floats(ours, theirs, _tolerance(op, dtype, theirs.dtype), where)
         else:
+            if theirs.itemsize == 1:
+                ours, theirs = ours.view(torch.uint8), theirs.view(torch.uint8)
             assert torch.equal(ours, theirs), f"{where}: {_first_difference(ours, theirs)}"
 
 

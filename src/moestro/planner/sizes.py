@@ -56,6 +56,15 @@ def buffer_bytes(spec: ModelSpec, dtype: str, num_tokens: int, num_logits: int, 
     return num_tokens * (stream + widest) + logits + table + _packed_router_bytes(spec)
 
 
+def graph_bytes(spec: ModelSpec, dtype: str, num_seqs: int, length: int, page_size: int) -> int:
+    """What captured decode steps of up to num_seqs sequences keep: intermediates and inputs.
+
+    length: of the longest sequence; every sequence has a row of page ids that long.
+    """
+    step = buffer_bytes(spec, dtype, num_seqs, 0, 0) - _packed_router_bytes(spec)
+    return step + num_seqs * (4 * 8 + (length // page_size + 1) * 4)
+
+
 def _packed_router_bytes(spec: ModelSpec) -> int:
     """The routers' weights once more, as the kernels read them: 4 bytes each at most."""
     if spec.moe is None:

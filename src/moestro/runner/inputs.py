@@ -22,6 +22,11 @@ class InputBuilder:
         self._table = PageTable(max_num_seqs, max_model_len, page_size)
         self._states: dict[int, SequenceState] = {}
 
+    @property
+    def page_table_width(self) -> int:
+        """Most pages that a sequence may have."""
+        return self._table.pages.shape[1]
+
     def admit(self, schedule: Schedule) -> None:
         """Forget what the schedule releases, then learn its new sequences."""
         for seq_id in schedule.released:

@@ -5,11 +5,14 @@ from dataclasses import replace
 
 import torch
 
+from moestro import ops
+from moestro.backends.base import GraphPool
 from moestro.core.plan import LOGITS_BLOCK_BYTES
 from moestro.core.step import Schedule, SequenceOutput, StepOutput, TokenLogprobs
 from moestro.models.causal_lm import CausalLM
 from moestro.runner.expert_counter import ExpertCounter
 from moestro.runner.forward_batch import ForwardBatch, ScoredRun
+from moestro.runner.graphs import DecodeGraphs, Told
 from moestro.runner.inputs import InputBuilder
 from moestro.runner.kv_pool import KVPool
 from moestro.runner.sampler import Sampler, score_prompt
@@ -31,6 +34,7 @@ class ModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         logits_block_bytes: int = LOGITS_BLOCK_BYTES,
+        graph_pool: GraphPool | None = None,
     ) -> None:
         self._model = model
         self._kv_pool = kv_pool
@@ -38,6 +42,30 @@ class ModelRunner:
         self._experts = ExpertCounter(model)
         self._sampler = Sampler()
         self._logits_rows = max(1, logits_block_bytes // (4 * model.spec.vocab_size))
+        self._graphs: DecodeGraphs | None = None
+        if graph_pool is not None:
+            self._graphs = DecodeGraphs(
+                graph_pool,
+                model,
+                kv_pool,
+                max_num_seqs=max_num_seqs,
+                max_num_tokens=min(max_num_seqs, self._logits_rows),
+                page_table_width=self._inputs.page_table_width,
+            )
+
+    @torch.inference_mode()
+    def warm_up(self, told: Told | None = None) -> None:
+        """Capture the usual decode steps. told: sizes captured, and in all."""
+        if self._graphs is not None:
+            self._graphs.warm_up(told)
+            self._experts.take()  # blank tokens chose experts too
+
+    @property
+    def graph_summary(self) -> str:
+        """What was captured, for the log."""
+        if self._graphs is None:
+            return "none, every step runs eagerly"
+        return f"{self._graphs.num_graphs} batch sizes, {self._graphs.num_bytes:,} bytes"
 
     @torch.inference_mode()
     def execute(self, schedule: Schedule) -> StepOutput:
@@ -49,13 +77,14 @@ class ModelRunner:
             return StepOutput(schedule.step_id, (), self._experts.take())
         states = self._inputs.states(schedule)
         batch = self._inputs.build(schedule, states)
-        hidden_states = self._model(
-            batch.input_ids, batch.positions, self._kv_pool.layers, batch.attention
-        )
-        hidden_states = hidden_states[batch.logits_indices]
         outputs = [SequenceOutput(state.seq_id) for state in states]
-        self._sample(schedule, states, batch, hidden_states, outputs)
-        self._score(states, batch, hidden_states, outputs)
+        logits = None if self._graphs is None else self._graphs.logits(batch)
+        if logits is not None:
+            self._draw(schedule, states, batch.sampled, logits, outputs)
+        else:
+            hidden_states = self._scored_rows(batch)
+            self._sample(schedule, states, batch, hidden_states, outputs)
+            self._score(states, batch, hidden_states, outputs)
         for state, output in zip(states, outputs, strict=True):
             for token_id in output.token_ids:
                 state.append(token_id)
@@ -64,7 +93,19 @@ class ModelRunner:
 
     def close(self) -> None:
         """Give the KV memory back. The runner is of no use afterwards."""
+        if self._graphs is not None:
+            self._graphs.close()
         self._kv_pool.close()
+
+    def _scored_rows(self, batch: ForwardBatch) -> torch.Tensor:
+        """[M, N]: what the rows batch.logits_indices become after the final norm."""
+        hidden_states: torch.Tensor = self._model(
+            batch.input_ids, batch.positions, self._kv_pool.layers, batch.attention
+        )
+        if not batch.scored and len(batch.sampled) == len(hidden_states):
+            return hidden_states  # every row in order
+        rows: torch.Tensor = ops.embedding(batch.logits_indices, hidden_states)
+        return rows
 
     def _sample(
         self,
@@ -78,10 +119,21 @@ class ModelRunner:
         for begin in range(0, len(batch.sampled), self._logits_rows):
             at = batch.sampled[begin : begin + self._logits_rows]
             logits = self._model.compute_logits(hidden_states[begin : begin + len(at)])
-            masks = [schedule.sequences[i].allowed_tokens for i in at]
-            drawn = self._sampler.sample(logits, [states[i] for i in at], masks)
-            for i, output in zip(at, drawn, strict=True):
-                outputs[i] = output
+            self._draw(schedule, states, at, logits, outputs)
+
+    def _draw(
+        self,
+        schedule: Schedule,
+        states: Sequence[SequenceState],
+        at: Sequence[int],
+        logits: torch.Tensor,
+        outputs: list[SequenceOutput],
+    ) -> None:
+        """Draw for the sequences `at`; logits: a row each, overwritten."""
+        masks = [schedule.sequences[i].allowed_tokens for i in at]
+        drawn = self._sampler.sample(logits, [states[i] for i in at], masks)
+        for i, output in zip(at, drawn, strict=True):
+            outputs[i] = output
 
     def _score(
         self,

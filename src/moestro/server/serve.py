@@ -33,11 +33,15 @@ class Server:
         options: ServerConfig,
         version: str,
         progress: Callable[[int, int], None] | None = None,
+        graph_progress: Callable[[int, int], None] | None = None,
     ) -> "Server":
-        """Load the model and start the engine. progress: (bytes read, bytes in all)."""
+        """Load the model and start the engine. progress: (bytes read, bytes in all).
+
+        graph_progress: (batch sizes captured, in all).
+        """
         from moestro.engine.build import build_engine  # imports torch
 
-        built = build_engine(config, progress)
+        built = build_engine(config, progress, graph_progress)
         names = options.served_model_name or (config.model,)
         plan = built.plan
         cache_config = {

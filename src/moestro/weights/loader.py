@@ -97,7 +97,10 @@ def stored_formats(
     assignment = _Assignment(checkpoint, NameMap(spec, num_mtp_layers), spec)
     found: dict[str, dict[WeightFormat | None, str]] = {}
     for name, placement in assignment.placements.items():
-        weight_format = assignment.stored.by_name[name].format
+        stored = assignment.stored.by_name[name]
+        if stored.shape not in placement.shapes:
+            continue
+        weight_format = stored.format
         for copy in placement.copies:
             found.setdefault(copy.parameter, {}).setdefault(weight_format, name)
     mixed = [
@@ -105,12 +108,15 @@ def stored_formats(
         for parameter, formats in found.items()
         if len(formats) > 1
     ]
-    if mixed:
+    if mixed and not assignment.stored.problems:
         raise CheckpointError(
             f"{checkpoint.model_dir}: parts of one weight are stored in different formats, which "
             "is not supported: quantise or ignore them together\n  " + "\n  ".join(mixed[:20])
         )
-    return {parameter: next(iter(formats)) for parameter, formats in found.items()}
+    return {
+        parameter: next((f for f in formats if f is not None), None)
+        for parameter, formats in found.items()
+    }
 
 
 class _Assignment:
@@ -168,12 +174,14 @@ class _Assignment:
         """Quantised weights that go to parameters of another format."""
         wrong = []
         for name, placement in self.placements.items():
-            stored = self.stored.by_name[name].format
+            stored = self.stored.by_name[name]
+            if stored.scheme is None or stored.shape not in placement.shapes:
+                continue
             for copy in placement.copies:
                 built = _format_of(parameters.get(copy.parameter))
-                if stored is not None and built != stored:
-                    text = f"{name} is {stored}, {copy.parameter} is {built or 'a float tensor'}"
-                    wrong.append(text)
+                if built != stored.format:
+                    found = f"{name} is {stored.format}"
+                    wrong.append(f"{found}, {copy.parameter} is {built or 'a float tensor'}")
                     break
         return wrong
 

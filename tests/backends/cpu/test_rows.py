@@ -15,6 +15,8 @@ from tests.backends.cpu.levels import (
 )
 
 from moestro import ops
+from moestro.ops.testing import assert_same_bits
+from moestro.quant import kv as quantised
 
 SIZES = (1, 7, 16, 33, 1000)
 
@@ -98,3 +100,55 @@ def test_no_row_and_strided_rows() -> None:
         ops.rms_norm(narrow, torch.ones(32), 1e-6),
         ops.rms_norm(narrow.contiguous(), torch.ones(32), 1e-6),
     )
+
+
+PAGE_DTYPES = (*DTYPES, torch.int8, torch.float8_e4m3fn)
+
+
+def _pages(dtype: torch.dtype, dim: int, *, hadamard: bool) -> ops.KVPages:
+    codes = torch.zeros(2, 4, 3, 8, dim, dtype=torch.float32).to(dtype)
+    scales = torch.full((2, 4, 3, 8), -1.0) if dtype.itemsize == 1 else (None, None)
+    return ops.KVPages(*codes, *scales, hadamard)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("page_dtype", PAGE_DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "dim", "rotary_dim", "hadamard"),
+    [(6, 64, 64, True), (3, 128, 128, False), (3, 40, 18, False), (12, 16, 4, True)],
+)
+def test_the_fused_chain_has_the_bits_of_its_parts(
+    dtype: torch.dtype,
+    page_dtype: torch.dtype,
+    heads: int,
+    dim: int,
+    rotary_dim: int,
+    hadamard: bool,
+) -> None:
+    tokens, kv_heads = 19, 3
+    qkv = draw(tokens, (heads + 2 * kv_heads) * dim, dtype=dtype, scale=4.0)
+    weights = draw(dim, dtype=dtype), draw(dim, dtype=dtype)
+    table, positions = draw(50, rotary_dim), torch.randint(50, (tokens,))
+    slots = torch.randperm(32)[:tokens]
+    slots[3] = -1
+    fused, parts = (_pages(page_dtype, dim, hadamard=hadamard) for _ in "ab")
+    rotary = ops.Rotary(table, positions)
+    q = ops.qk_norm_rope_store(qkv, *weights, rotary, 1e-5, fused, slots)
+    ours, k, v = ops.qk_norm_rope(qkv, *weights, table[positions], 1e-5, heads, kv_heads)
+    if hadamard:
+        ours, k = quantised.hadamard(ours), quantised.hadamard(k)
+    ops.store_kv(k, v, parts, slots)
+    assert same_bits(q, ours)
+    assert_same_bits(fused, parts, "pages")
+
+
+def test_the_fused_chain_refuses_positions_outside_the_table() -> None:
+    pages = _pages(torch.float32, 16, hadamard=False)
+    qkv, weight, table = draw(2, 8 * 16), draw(16), draw(50, 16)
+    for bad in (-1, 50):
+        rotary = ops.Rotary(table, torch.tensor([3, bad]))
+        with pytest.raises(ValueError, match=rf"positions\[1\] is {bad}"):
+            ops.qk_norm_rope_store(qkv, weight, weight, rotary, 1e-5, pages, torch.tensor([0, 1]))
+    rotary = ops.Rotary(table, torch.tensor([3, 4]))
+    with pytest.raises(ValueError, match=r"slot_mapping\[0\] is 32"):
+        ops.qk_norm_rope_store(qkv, weight, weight, rotary, 1e-5, pages, torch.tensor([32, 1]))

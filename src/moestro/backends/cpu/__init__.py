@@ -12,6 +12,7 @@ KERNEL_OPS: tuple[ops.Op, ...] = (
     ops.add_rms_norm,
     ops.silu_and_mul,
     ops.qk_norm_rope,
+    ops.qk_norm_rope_store,
     ops.store_kv,
     ops.embedding,
     ops.linear,

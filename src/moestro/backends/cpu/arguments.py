@@ -38,7 +38,7 @@ class RopeArgs(ctypes.Structure):
 
     _fields_ = [
         *_fields("qkv q_weight k_weight cos_sin q k v", c_void_p),
-        *_fields("num_tokens num_heads num_kv_heads head_dim", c_int64),
+        *_fields("num_tokens num_heads num_kv_heads head_dim rotary_dim", c_int64),
         ("eps", c_float),
         *_fields("dtype weight_dtype reserved", c_int32),
     ]
@@ -106,19 +106,30 @@ class RouterArgs(ctypes.Structure):
     ]
 
 
+class KvPagesArgs(ctypes.Structure):
+    """One layer's pages; strides in elements, scales null unless the elements are codes."""
+
+    _fields_ = [
+        *_fields("k v k_scales v_scales", c_void_p),
+        *_fields("k_page_stride k_head_stride k_slot_stride", c_int64),
+        *_fields("v_page_stride v_head_stride v_slot_stride", c_int64),
+        *_fields("k_scale_page_stride k_scale_head_stride", c_int64),
+        *_fields("v_scale_page_stride v_scale_head_stride", c_int64),
+        *_fields("num_pages page_size", c_int64),
+        *_fields("dtype reserved", c_int32),
+    ]
+
+
 class AttentionArgs(ctypes.Structure):
     """Arguments of paged_attention; strides in elements."""
 
     _fields_ = [
-        *_fields("q out k v query_start_loc seq_lens page_table", c_void_p),
-        *_fields("k_page_stride k_head_stride k_slot_stride", c_int64),
-        *_fields("v_page_stride v_head_stride v_slot_stride", c_int64),
+        *_fields("q out query_start_loc seq_lens page_table", c_void_p),
+        ("pages", KvPagesArgs),
         *_fields("page_table_stride page_table_width", c_int64),
         *_fields("num_tokens num_seqs num_heads num_kv_heads head_dim", c_int64),
-        *_fields("num_pages page_size", c_int64),
-        *_fields("q_dtype kv_dtype", c_int32),
+        ("q_dtype", c_int32),
         ("scale", c_float),
-        ("reserved", c_int32),
     ]
 
 
@@ -137,12 +148,23 @@ class StoreKvArgs(ctypes.Structure):
     """Arguments of store_kv; strides in elements."""
 
     _fields_ = [
-        *_fields("k v k_pages v_pages slots", c_void_p),
+        *_fields("k v slots", c_void_p),
+        ("pages", KvPagesArgs),
         *_fields("k_token_stride k_head_stride v_token_stride v_head_stride", c_int64),
-        *_fields("k_page_stride k_page_head_stride k_slot_stride", c_int64),
-        *_fields("v_page_stride v_page_head_stride v_slot_stride", c_int64),
-        *_fields("num_tokens num_kv_heads head_dim page_size num_pages", c_int64),
-        *_fields("dtype page_dtype", c_int32),
+        *_fields("num_tokens num_kv_heads head_dim", c_int64),
+        *_fields("dtype reserved", c_int32),
+    ]
+
+
+class RopeStoreArgs(ctypes.Structure):
+    """Arguments of qk_norm_rope_store."""
+
+    _fields_ = [
+        *_fields("qkv q_weight k_weight table positions slots q", c_void_p),
+        ("pages", KvPagesArgs),
+        *_fields("num_tokens num_heads num_kv_heads head_dim rotary_dim num_positions", c_int64),
+        ("eps", c_float),
+        *_fields("dtype weight_dtype hadamard", c_int32),
     ]
 
 
@@ -174,6 +196,7 @@ ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "silu_and_mul": ActivationArgs,
     "qk_norm_rope": RopeArgs,
     "store_kv": StoreKvArgs,
+    "qk_norm_rope_store": RopeStoreArgs,
     "embedding": EmbeddingArgs,
     "linear": LinearArgs,
     "pack": PackArgs,

@@ -5,7 +5,7 @@ import torch
 from moestro import ops
 from moestro.backends.cpu.arguments import DTYPE_CODES, AttentionArgs
 from moestro.backends.cpu.buffers import new_empty
-from moestro.backends.cpu.kv_pages import is_pool
+from moestro.backends.cpu.kv_pages import is_pool, pages_args, pages_tensors
 from moestro.backends.cpu.launch import Kernel, launch
 from moestro.ops.registry import implements
 
@@ -49,13 +49,10 @@ def paged_attention(
     arguments = AttentionArgs(
         q.data_ptr(),
         out.data_ptr(),
-        pages.k.data_ptr(),
-        pages.v.data_ptr(),
         starts.data_ptr(),
         lengths.data_ptr(),
         table.data_ptr(),
-        *pages.k.stride()[:3],
-        *pages.v.stride()[:3],
+        pages_args(pages),
         table.stride(0),
         table.shape[1],
         tokens,
@@ -63,12 +60,8 @@ def paged_attention(
         heads,
         pages.k.shape[1],
         dim,
-        pages.k.shape[0],
-        pages.page_size,
         DTYPE_CODES[q.dtype],
-        DTYPE_CODES[pages.k.dtype],
         scale,
-        0,
     )
-    launch(_PAGED_ATTENTION, arguments, q, out, pages.k, pages.v, starts, lengths, table)
+    launch(_PAGED_ATTENTION, arguments, q, out, starts, lengths, table, *pages_tensors(pages))
     return out

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 
 import moestro.backends.cpu  # noqa: F401 -- registers the bodies
+from moestro.backends.base import GraphPool
 from moestro.backends.cpu import library
 from moestro.core.hardware import HardwareSpec, probe_cpu
 from moestro.errors import UnsupportedError
@@ -72,3 +73,10 @@ class CpuDevice:
         from moestro.backends.cpu.routing import pack_router
 
         return pack_router(router)
+
+    def graph_pool(self) -> GraphPool | None:
+        if not library.has_native():
+            return None
+        from moestro.backends.cpu import graph
+
+        return graph.GraphPool()

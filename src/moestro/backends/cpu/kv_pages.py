@@ -3,11 +3,12 @@
 import torch
 
 from moestro import ops
-from moestro.backends.cpu.arguments import DTYPE_CODES, StoreKvArgs
+from moestro.backends.cpu.arguments import DTYPE_CODES, KvPagesArgs, StoreKvArgs
 from moestro.backends.cpu.launch import Kernel, launch
 from moestro.ops.registry import implements
 
 _STORE_KV = Kernel("store_kv")
+_KV_CODES: dict[torch.dtype, int] = {torch.int8: 3, torch.float8_e4m3fn: 4}
 
 
 def _fits(k: torch.Tensor, v: torch.Tensor, pages: ops.KVPages, slot_mapping: torch.Tensor) -> bool:
@@ -25,14 +26,48 @@ def _fits(k: torch.Tensor, v: torch.Tensor, pages: ops.KVPages, slot_mapping: to
 
 def is_pool(pages: ops.KVPages) -> bool:
     """Whether the pages have a layout the kernels address: any strides, heads' rows contiguous."""
+    if pages.k.dtype in _KV_CODES:
+        for scales in (pages.k_scales, pages.v_scales):
+            if scales is None or scales.shape != pages.k.shape[:3] or scales.stride(2) != 1:
+                return False
     return (
-        pages.k.dtype in DTYPE_CODES
+        (pages.k.dtype in DTYPE_CODES or pages.k.dtype in _KV_CODES)
         and pages.k.dtype == pages.v.dtype
         and pages.k.shape == pages.v.shape
         and pages.k.dim() == 4
         and pages.k.stride(3) == 1
         and pages.v.stride(3) == 1
     )
+
+
+def pages_args(pages: ops.KVPages) -> KvPagesArgs:
+    """The pages as the kernels take them."""
+    k, v, k_scales, v_scales = pages.k, pages.v, pages.k_scales, pages.v_scales
+    scales: list[int | None]
+    if k_scales is None or v_scales is None:
+        code, scales, strides = DTYPE_CODES[k.dtype], [None, None], [0, 0, 0, 0]
+    else:
+        code = _KV_CODES[k.dtype]
+        scales = [k_scales.data_ptr(), v_scales.data_ptr()]
+        strides = [*k_scales.stride()[:2], *v_scales.stride()[:2]]
+    return KvPagesArgs(
+        k.data_ptr(),
+        v.data_ptr(),
+        *scales,
+        *k.stride()[:3],
+        *v.stride()[:3],
+        *strides,
+        k.shape[0],
+        k.shape[2],
+        code,
+    )
+
+
+def pages_tensors(pages: ops.KVPages) -> tuple[torch.Tensor, ...]:
+    """The tensors whose memory pages_args points to."""
+    if pages.k_scales is None or pages.v_scales is None:
+        return pages.k, pages.v
+    return pages.k, pages.v, pages.k_scales, pages.v_scales
 
 
 @implements(ops.store_kv, devices=("cpu",), when=_fits, invariant=True)
@@ -45,19 +80,13 @@ def store_kv(
     arguments = StoreKvArgs(
         k.data_ptr(),
         v.data_ptr(),
-        pages.k.data_ptr(),
-        pages.v.data_ptr(),
         slot_mapping.data_ptr(),
+        pages_args(pages),
         *k.stride()[:2],
         *v.stride()[:2],
-        *pages.k.stride()[:3],
-        *pages.v.stride()[:3],
         tokens,
         kv_heads,
         dim,
-        pages.page_size,
-        pages.k.shape[0],
         DTYPE_CODES[k.dtype],
-        DTYPE_CODES[pages.k.dtype],
     )
-    launch(_STORE_KV, arguments, k, v, pages.k, pages.v, slot_mapping)
+    launch(_STORE_KV, arguments, k, v, slot_mapping, *pages_tensors(pages))

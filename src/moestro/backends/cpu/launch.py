@@ -9,6 +9,7 @@ from ctypes import byref
 
 import torch
 
+from moestro.backends.cpu import capture
 from moestro.backends.cpu.library import native
 
 _LIBRARY = native()
@@ -33,3 +34,5 @@ def launch(kernel: Kernel, arguments: ctypes.Structure, *tensors: torch.Tensor) 
     status = _launch(kernel.code, byref(arguments))
     if status:
         _LIBRARY.fail(status)
+    if (recorder := capture.current()) is not None:
+        recorder.record(kernel.code, arguments, tensors)

@@ -210,8 +210,8 @@ def _build(config: EngineConfig) -> "BuiltEngine":
     from moestro.cli.loading_bar import loading_bar
     from moestro.engine.build import build_engine
 
-    with loading_bar() as progress:
-        return build_engine(config, progress)
+    with loading_bar() as (progress, captured):
+        return build_engine(config, progress, captured)
 
 
 def _run_all(

@@ -28,6 +28,7 @@ constexpr Op kOps[] = {
     {"silu_and_mul", sizeof(ActivationArgs), launch_silu_and_mul},
     {"qk_norm_rope", sizeof(RopeArgs), launch_qk_norm_rope},
     {"store_kv", sizeof(StoreKvArgs), launch_store_kv},
+    {"qk_norm_rope_store", sizeof(RopeStoreArgs), launch_qk_norm_rope_store},
     {"embedding", sizeof(EmbeddingArgs), launch_embedding},
     {"linear", sizeof(LinearArgs), launch_linear},
     {"pack", sizeof(PackArgs), launch_pack},
@@ -73,6 +74,16 @@ Status fail(Status status, const char* format, ...) {
     return status;
 }
 
+Status fail_in(Status status, int64_t index, const char* op) {
+    char message[sizeof t_error];
+    std::memcpy(message, t_error, sizeof message);
+    return fail(status, "call %lld of the graph, %s: %.200s", (ll)index, op, message);
+}
+
+const Op* find_op(int32_t code) {
+    return code >= 0 && code < kNumOps ? &kOps[code] : nullptr;
+}
+
 Status check_dtypes(int32_t first, int32_t second) {
     if (known(first) && known(second)) return kOk;
     return fail(kBadDtype, "unknown dtype code %d", known(first) ? second : first);
@@ -97,8 +108,8 @@ MOESTRO_API int64_t moestro_args_size(int32_t op) {
 }
 
 MOESTRO_API int32_t moestro_launch(int32_t op, const void* args) {
-    if (op < 0 || op >= kNumOps) return fail(kBadShape, "no op has code %d", op);
-    return kOps[op].launch(args);
+    const Op* found = find_op(op);
+    return found == nullptr ? fail(kBadShape, "no op has code %d", op) : found->launch(args);
 }
 
 MOESTRO_API const char* moestro_last_error() { return t_error; }

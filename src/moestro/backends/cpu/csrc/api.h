@@ -15,6 +15,7 @@ using ll = long long;  // for printf
 
 constexpr int64_t kMaxExperts = 4096;
 constexpr int64_t kMaxGroup = 64;
+constexpr int64_t kMaxHeadDim = 1024;  // of heads that are kept in pages
 
 // The chosen level's kernels.
 const Kernels& kernels();
@@ -22,9 +23,13 @@ const Kernels& kernels();
 // Keeps a message for moestro_last_error and returns the status.
 __attribute__((format(printf, 2, 3))) Status fail(Status status, const char* format, ...);
 
+// Puts the call of a graph in front of the message that is kept; returns the status.
+Status fail_in(Status status, int64_t index, const char* op);
+
 inline bool known(int32_t dtype) { return dtype >= kF32 && dtype <= kF16; }
 
 Status check_dtypes(int32_t first, int32_t second);
+Status check_pages(const KvPages& pages);
 // Whether the layout can hold a weight; `name` is what the message calls it.
 Status check_weight(const PackedWeight& w, const char* name);
 
@@ -35,10 +40,14 @@ struct Op {
     Status (*launch)(const void* args);
 };
 
+// The op of a code; null when there is none.
+const Op* find_op(int32_t code);
+
 Status launch_rms_norm(const void* args);
 Status launch_silu_and_mul(const void* args);
 Status launch_qk_norm_rope(const void* args);
 Status launch_store_kv(const void* args);
+Status launch_qk_norm_rope_store(const void* args);
 Status launch_embedding(const void* args);
 Status launch_linear(const void* args);
 Status launch_pack(const void* args);

@@ -10,6 +10,7 @@ struct ElementwiseKernels {
     void (*silu_and_mul)(const ActivationArgs&);
     void (*qk_norm_rope)(const RopeArgs&);
     void (*store_kv)(const StoreKvArgs&);
+    void (*qk_norm_rope_store)(const RopeStoreArgs&);
 };
 
 struct MatmulKernels {

@@ -16,25 +16,38 @@ struct f16 {
 
 enum Dtype : int32_t { kF32 = 0, kBF16 = 1, kF16 = 2 };
 
+// What KvPages::dtype may be beside a Dtype: int8 and fp8 E4M3 codes.
+enum KvCode : int32_t { kKvInt8 = 3, kKvFp8 = 4 };
+
 enum Status : int32_t { kOk = 0, kBadDtype = 1, kBadShape = 2, kOutOfRange = 3, kNoMemory = 4 };
 
-// Paged attention. Strides are in elements; the head dimension is contiguous.
+// One layer's pages, as quant/kv.py spells them: k and v [P, G, B, D], the head dimension
+// contiguous; scales [P, G, B], a slot's beside the next one's, null unless the elements are codes.
+// Strides are in elements. dtype: Dtype or KvCode.
+struct KvPages {
+    void* k;
+    void* v;
+    float* k_scales;
+    float* v_scales;
+    int64_t k_page_stride, k_head_stride, k_slot_stride;
+    int64_t v_page_stride, v_head_stride, v_slot_stride;
+    int64_t k_scale_page_stride, k_scale_head_stride;
+    int64_t v_scale_page_stride, v_scale_head_stride;
+    int64_t num_pages, page_size;
+    int32_t dtype, reserved;
+};
+
 struct AttentionArgs {
-    const void* q;  // [T, H, D], contiguous
-    void* out;      // [T, H, D], contiguous
-    const void* k;  // [P, G, B, D]
-    const void* v;
+    const void* q;                   // [T, H, D], contiguous
+    void* out;                       // [T, H, D], contiguous
     const int32_t* query_start_loc;  // [S + 1]
     const int32_t* seq_lens;         // [S]
     const int32_t* page_table;       // [S, M]
-    int64_t k_page_stride, k_head_stride, k_slot_stride;
-    int64_t v_page_stride, v_head_stride, v_slot_stride;
+    KvPages pages;
     int64_t page_table_stride, page_table_width;
     int64_t num_tokens, num_seqs, num_heads, num_kv_heads, head_dim;
-    int64_t num_pages, page_size;
-    int32_t q_dtype, kv_dtype;
+    int32_t q_dtype;
     float scale;
-    int32_t reserved;
 };
 
 // x: [rows, 2 size]; out: [rows, size].
@@ -115,11 +128,11 @@ struct RopeArgs {
     const void* qkv;  // [T, (H + 2 G) D]
     const void* q_weight;
     const void* k_weight;
-    const float* cos_sin;  // [T, D]
+    const float* cos_sin;  // [T, R]
     void* q;
     void* k;
     void* v;
-    int64_t num_tokens, num_heads, num_kv_heads, head_dim;
+    int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim;
     float eps;
     int32_t dtype, weight_dtype, reserved;
 };
@@ -127,14 +140,26 @@ struct RopeArgs {
 struct StoreKvArgs {
     const void* k;  // [T, G, D]; strides of token and head in elements
     const void* v;
-    void* k_pages;
-    void* v_pages;
     const int64_t* slots;  // [T]
+    KvPages pages;
     int64_t k_token_stride, k_head_stride, v_token_stride, v_head_stride;
-    int64_t k_page_stride, k_page_head_stride, k_slot_stride;
-    int64_t v_page_stride, v_page_head_stride, v_slot_stride;
-    int64_t num_tokens, num_kv_heads, head_dim, page_size, num_pages;
-    int32_t dtype, page_dtype;
+    int64_t num_tokens, num_kv_heads, head_dim;
+    int32_t dtype, reserved;
+};
+
+// Norm and rotation of q and k, and k and v into their pages.
+struct RopeStoreArgs {
+    const void* qkv;  // [T, (H + 2 G) D]
+    const void* q_weight;
+    const void* k_weight;
+    const float* table;        // [L, R]
+    const int64_t* positions;  // [T]
+    const int64_t* slots;      // [T]
+    void* q;                   // [T, H, D]
+    KvPages pages;
+    int64_t num_tokens, num_heads, num_kv_heads, head_dim, rotary_dim, num_positions;
+    float eps;
+    int32_t dtype, weight_dtype, hadamard;
 };
 
 struct GatingArgs {

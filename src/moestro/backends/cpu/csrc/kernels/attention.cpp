@@ -5,6 +5,7 @@ namespace moestro::MOESTRO_LEVEL {
 namespace {
 
 // clang-format off: the order matters
+#include "kv_rows.inl"
 #include "attention.inl"
 #include "attention_f32.inl"
 #if defined(MOESTRO_LEVEL_AMX)
@@ -15,7 +16,7 @@ namespace {
 
 Status paged_attention(const AttentionArgs& a) {
 #if defined(MOESTRO_LEVEL_AMX)
-    if (a.q_dtype == kBF16 && a.kv_dtype == kBF16) return attend<TileAttention>(a);
+    if (a.q_dtype == kBF16 && a.pages.dtype == kBF16) return attend<TileAttention>(a);
 #endif
     return attend<Attention>(a);
 }

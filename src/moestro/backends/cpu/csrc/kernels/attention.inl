@@ -75,21 +75,33 @@ struct AttentionShape {
                    const T** rows) const {
         const int32_t* table = a.page_table + block.seq * a.page_table_stride;
         const T* head = static_cast<const T*>(pool) + block.kv_head * head_stride;
-        int64_t page = start / a.page_size, slot = start % a.page_size;
+        int64_t page = start / a.pages.page_size, slot = start % a.pages.page_size;
         for (int64_t j = 0; j < n;) {
             const T* at = head + table[page] * page_stride + slot * slot_stride;
-            for (; j < n && slot < a.page_size; ++j, ++slot, at += slot_stride) rows[j] = at;
+            for (; j < n && slot < a.pages.page_size; ++j, ++slot, at += slot_stride) rows[j] = at;
             ++page;
             slot = 0;
         }
     }
+    // The scales of n positions' keys and of their values.
+    void find_scales(const QueryBlock& block, int64_t start, int64_t n, float* k, float* v) const {
+        const float *keys[kTile], *values[kTile];
+        const KvPages& p = a.pages;
+        find_rows(block, start, n, p.k_scales, p.k_scale_page_stride, p.k_scale_head_stride, 1,
+                  keys);
+        find_rows(block, start, n, p.v_scales, p.v_scale_page_stride, p.v_scale_head_stride, 1,
+                  values);
+        for (int64_t j = 0; j < n; ++j) k[j] = *keys[j], v[j] = *values[j];
+    }
     template <class T>
     void find_keys(const QueryBlock& block, int64_t start, int64_t n, const T** rows) const {
-        find_rows(block, start, n, a.k, a.k_page_stride, a.k_head_stride, a.k_slot_stride, rows);
+        find_rows(block, start, n, a.pages.k, a.pages.k_page_stride, a.pages.k_head_stride,
+                  a.pages.k_slot_stride, rows);
     }
     template <class T>
     void find_values(const QueryBlock& block, int64_t start, int64_t n, const T** rows) const {
-        find_rows(block, start, n, a.v, a.v_page_stride, a.v_head_stride, a.v_slot_stride, rows);
+        find_rows(block, start, n, a.pages.v, a.pages.v_page_stride, a.pages.v_head_stride,
+                  a.pages.v_slot_stride, rows);
     }
 };
 

@@ -86,9 +86,9 @@ struct TileAttention : AttentionShape {
                              int64_t* stride) const {
         bool together = n >= kLanes && dim % kTileK == 0;
         for (int64_t j = 1; together && j < kLanes; ++j)
-            together = rows[j] == rows[0] + j * a.k_slot_stride;
+            together = rows[j] == rows[0] + j * a.pages.k_slot_stride;
         if (together) {
-            *stride = a.k_slot_stride * 2;
+            *stride = a.pages.k_slot_stride * 2;
             return rows[0];
         }
         const int64_t padded = key_chunks * kTileK;

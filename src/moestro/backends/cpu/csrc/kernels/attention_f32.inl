@@ -84,17 +84,19 @@ struct Attention : AttentionShape {
         const T *keys[kTile], *values[kTile];
         find_keys(block, start, n, keys);
         find_values(block, start, n, values);
+        float k_scales[kTile] = {}, v_scales[kTile] = {};
+        if (is_code<T>) find_scales(block, start, n, k_scales, v_scales);
         for (int64_t j = 0; j < kTile; j += W)
             for_vectors(dim, [&](int64_t i, int64_t count) {
                 F in[W], out[W];
                 for (int64_t l = 0; l < W; ++l)
-                    in[l] = j + l < n ? load_some(keys[j + l] + i, count) : zero();
+                    in[l] = j + l < n ? read_row(keys[j + l] + i, count, k_scales[j + l]) : zero();
                 transpose(in, out);
                 for (int64_t l = 0; l < W; ++l) store(b.keys + (i + l) * kTile + j, out[l]);
             });
         for (int64_t j = 0; j < n; ++j)
             for_vectors(dim, [&](int64_t i, int64_t count) {
-                store(b.values + j * lanes + i, load_some(values[j] + i, count));
+                store(b.values + j * lanes + i, read_row(values[j] + i, count, v_scales[j]));
             });
     }
 
@@ -133,8 +135,9 @@ struct Attention : AttentionShape {
 
     void take_tile(const QueryBlock& block, int64_t start, bool fresh, const Buffers& b) const {
         const int64_t n = smaller(kTile, block.last_position + 1 - start);
-        with_dtype(a.kv_dtype,
-                   [&](auto* type) { load_tile<pointee<decltype(type)>>(block, start, n, b); });
+        with_page_dtype(a.pages.dtype, [&](auto* type) {
+            load_tile<pointee<decltype(type)>>(block, start, n, b);
+        });
         const int64_t first = first_row(block, start);
         outer(b.q + first * lanes, lanes, block.rows - first, b.keys, kTile, dim, kTile,
               b.scores + first * kTile, kTile, false);

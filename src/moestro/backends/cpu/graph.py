@@ -1,0 +1,120 @@
+"""Captured steps on the CPU: a native list of kernel calls, replayed in one call."""
+
+import ctypes
+from collections.abc import Callable
+from ctypes import byref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from moestro.backends.cpu import capture
+from moestro.backends.cpu.arena import Arena
+from moestro.backends.cpu.library import Library, native
+from moestro.errors import UnsupportedError
+
+METADATA_OPS = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("alias", "as_strided", "detach", "empty.memory_format", "expand", "permute", "select"),
+        *("slice", "split", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view"),
+        *("_unsafe_view", "_reshape_alias", "lift_fresh", "empty_strided"),
+    )
+)
+"""torch ops that read and write no element: a step may use them and still be captured whole."""
+
+
+class CapturedStep:
+    """A step of kernel calls over fixed memory. result: what the step returned.
+
+    Valid until the next step of the same GraphPool is replayed, which uses the same memory.
+    """
+
+    def __init__(self, library: Library, arena: Arena) -> None:
+        self._library = library
+        self._arena = arena
+        self._graph: int | None = library.graph_new()
+        if self._graph is None:
+            raise MemoryError("no memory for a graph")
+        self._held: list[torch.Tensor] = []
+        self.result: Any = None
+        self.new_empty = arena.allocator()
+        self._replay = library.graph_replay
+
+    def record(
+        self, code: int, arguments: ctypes.Structure, tensors: tuple[torch.Tensor, ...]
+    ) -> None:
+        """One more call. Tensors outside the arena are kept alive, those inside are not."""
+        status = self._library.graph_append(self._graph, code, byref(arguments))
+        if status:
+            self._library.fail(status)
+        self._held += (t for t in tensors if not self._arena.holds(t))
+
+    @property
+    def num_calls(self) -> int:
+        """Kernel calls of one replay."""
+        return int(self._library.graph_size(self._graph))
+
+    def is_current(self) -> bool:
+        """False once the kernel level or the number of threads has changed: capture anew."""
+        return bool(self._library.graph_current(self._graph))
+
+    def replay(self) -> None:
+        """Make every call again. Raises what launch raises, with the call's index."""
+        status = self._replay(self._graph)
+        if status:
+            self._library.fail(status)
+
+    def close(self) -> None:
+        """Give everything back. Idempotent."""
+        if self._graph is not None:
+            self._library.graph_free(self._graph)
+        self._graph, self.result = None, None
+        self._held.clear()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class GraphPool:
+    """See backends.base.GraphPool."""
+
+    def __init__(self) -> None:
+        self._library = native()
+        self._arena = Arena()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._arena.num_bytes
+
+    def capture(self, step: Callable[[], Any]) -> CapturedStep:
+        """Run `step` and keep its calls. Raises UnsupportedError when torch computes a part."""
+        captured = CapturedStep(self._library, self._arena)
+        capture.begin(captured)
+        try:
+            with _NothingButKernels():
+                captured.result = step()
+        finally:
+            capture.end()
+        return captured
+
+
+class _NothingButKernels(TorchDispatchMode):
+    """Refuses every torch op that computes: it would be missing from the captured calls."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_metadata_op(func):
+            return func(*args, **(kwargs or {}))
+        with self:  # inference mode hands over composite ops whole
+            parts = func.decompose(*args, **(kwargs or {}))
+        if parts is NotImplemented:
+            raise UnsupportedError(
+                f"this step can't be captured: torch computes {func} in it. Use enforce_eager."
+            )
+        return parts
+
+
+def is_metadata_op(func: Any) -> bool:
+    """Whether a torch op only makes or describes tensors. func: an OpOverload."""
+    name = str(func)
+    return name in METADATA_OPS or name.rpartition(".")[0] in METADATA_OPS
