@@ -30,7 +30,7 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
     library.native().set_num_threads(1)
     expected = ops.linear(x, weight)
     for threads in (2, 3, 8, 1, 5):
-        library.native().set_num_threads(threads)
+        library.native().oversubscribe(threads)
         assert library.native().num_threads() == threads
         for _ in range(20):
             assert same_bits(ops.linear(x, weight), expected)
@@ -92,17 +92,22 @@ def _seconds_of_other_threads() -> float:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_more_threads_than_processors_take_turns() -> None:
-    # What holds a thread back is that it has no core, never that it waits for another one.
+def test_no_more_threads_run_than_processors_unless_asked() -> None:
     threads = 4 * (os.cpu_count() or 1)
-    library.native().set_num_threads(threads)
     x, weight = draw(40, 300), draw(500, 300)
-    expected = ops.linear(x, weight)
+    library.native().set_num_threads(1)
+    before, expected = _num_tasks(), ops.linear(x, weight)
+    library.native().set_num_threads(threads)
+    assert library.native().num_threads() == threads
+    assert same_bits(ops.linear(x, weight), expected)
+    assert _num_tasks() <= before + len(os.sched_getaffinity(0)) - 1
+    library.native().oversubscribe(threads)
+    assert same_bits(ops.linear(x, weight), expected)
     assert _num_tasks() >= threads
     for _ in range(200):
         assert same_bits(ops.linear(x, weight), expected)
     library.native().set_num_threads(1)
-    assert _num_tasks() < threads
+    assert _num_tasks() == before
 
 
 def _num_tasks() -> int:

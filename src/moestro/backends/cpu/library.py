@@ -47,6 +47,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "moestro_use_level": (_I, [c_char_p]),
     "moestro_level": (c_char_p, []),
     "moestro_set_num_threads": (_I, [_I]),
+    "moestro_oversubscribe": (None, [_I]),
     "moestro_num_threads": (_I, []),
     "moestro_release_scratch": (None, []),
     "moestro_use_large_pages": (None, [_P, _N]),

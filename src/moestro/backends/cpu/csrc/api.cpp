@@ -135,13 +135,16 @@ MOESTRO_API const char* moestro_level() {
     return now == nullptr ? "" : now->name;
 }
 
-// More threads than processors are allowed: they gain nothing and change no result.
+// More threads than processors are allowed: as many run as there are processors.
 MOESTRO_API int32_t moestro_set_num_threads(int32_t count) {
     if (count < 1 || count > kMaxThreads)
         return fail(kOutOfRange, "num_threads is %d; it must be from 1 to %d", count, kMaxThreads);
     set_num_workers(count);
     return kOk;
 }
+
+// For tests: all of `count` threads run, whatever the number of processors.
+MOESTRO_API void moestro_oversubscribe(int32_t count) { set_num_workers(count, true); }
 
 MOESTRO_API int32_t moestro_num_threads() { return num_workers(); }
 

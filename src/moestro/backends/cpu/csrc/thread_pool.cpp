@@ -216,9 +216,19 @@ class Pool {
     std::vector<std::thread> threads_;
 };
 
+// Processors that this process may run on.
+int num_processors() {
+#if defined(__linux__)
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed);
+#endif
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
 std::atomic<bool> g_busy{false};  // the pool runs a job or is being replaced
 Pool* g_pool = nullptr;
 std::atomic<int> g_workers{1};
+bool g_oversubscribe = false;
 
 struct Use {
     bool held = !g_busy.exchange(true, std::memory_order_acquire);
@@ -282,7 +292,8 @@ void parallel_for(int64_t count, Task task, void* context, int max_workers) {
     if (count > 1 && wanted > 1 && max_workers != 1) {
         const Use use;
         if (use.held) {
-            if (g_pool == nullptr) g_pool = new Pool(wanted);
+            if (g_pool == nullptr)
+                g_pool = new Pool(g_oversubscribe ? wanted : std::min(wanted, num_processors()));
             const int limit = max_workers > 0 ? max_workers : wanted;
             for (int64_t first = 0; first < count; first += Pool::kMostTasks)
                 g_pool->run(task, context, first, std::min(count - first, Pool::kMostTasks), limit);
@@ -294,7 +305,7 @@ void parallel_for(int64_t count, Task task, void* context, int max_workers) {
 
 int num_workers() { return g_workers.load(std::memory_order_relaxed); }
 
-void set_num_workers(int count) {
+void set_num_workers(int count, bool oversubscribe) {
     for (;;) {
         const Use use;
         if (!use.held) {
@@ -303,6 +314,7 @@ void set_num_workers(int count) {
         }
         delete g_pool;
         g_pool = nullptr;
+        g_oversubscribe = oversubscribe;
         g_workers.store(count < 1 ? 1 : count, std::memory_order_relaxed);
         return;
     }

@@ -16,9 +16,11 @@ using Task = void (*)(void* context, int64_t index, int worker);
 // using the pool. At most max_workers take part (0: all), for callers that made as many buffers.
 void parallel_for(int64_t count, Task task, void* context, int max_workers = 0);
 
-// Threads that take part in parallel_for, the caller included; at least 1.
+// Most threads that take part in parallel_for, the caller included; at least 1. No more run than
+// there are processors to run on, since a thread without one only holds the others up; tests of
+// many threads on few processors oversubscribe.
 int num_workers();
-void set_num_workers(int count);
+void set_num_workers(int count, bool oversubscribe = false);
 
 // A buffer of the calling thread, kept between calls and grown on demand. Null when memory is
 // out. Its contents are lost at the next call of the same thread.
