@@ -34,6 +34,10 @@ class CpuDevice:
     def packs_weights(self) -> bool:
         return False
 
+    @property
+    def packed_layout(self) -> str:
+        return "rows"
+
     def packed_bytes(
         self, weight_format: WeightFormat, shape: tuple[int, ...], *, paired: bool
     ) -> int:
