@@ -50,8 +50,6 @@ PROMISED = {
     "decode_parallel_config": None,
     "fast_collectives": False,
     "cache_dir": None,
-    "weight_cache": "auto",
-    "weight_cache_bytes": 64 * 2**30,
 }
 
 

@@ -3,12 +3,12 @@
 import argparse
 from types import ModuleType
 
-from moestro.cli.bench import machine, throughput
+from moestro.cli.bench import kernels, ladder, machine, peers, throughput
 
 HELP = "measure speed and memory"
 DESCRIPTION = "Benchmarks. Each says what it measured on which machine, with which plan."
 
-BENCHMARKS: tuple[ModuleType, ...] = (throughput, machine)
+BENCHMARKS: tuple[ModuleType, ...] = (throughput, machine, kernels, peers, ladder)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

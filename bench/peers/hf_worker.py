@@ -1,7 +1,7 @@
 """HF transformers as a benchmark worker: one JSON command a line in, one JSON answer a line out.
 
 Runs in an environment of its own (no moestro there). Commands: {"do": "prefill", "tokens": n},
-{"do": "decode", "context": n, "steps": m}, {"do": "quit"}.
+{"do": "decode", "batch": b, "context": n, "steps": m}, {"do": "quit"}. Answers: {"seconds": s}.
 """
 
 import argparse
@@ -22,34 +22,34 @@ class Worker:
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
         self.vocab = self.model.config.vocab_size
 
-    def prompt(self, tokens: int) -> torch.Tensor:
+    def prompt(self, batch: int, tokens: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(tokens)
-        return torch.randint(10, self.vocab, (1, tokens), generator=generator)
+        return torch.randint(10, self.vocab, (batch, tokens), generator=generator)
 
     @torch.inference_mode()
     def prefill(self, tokens: int) -> dict[str, float]:
-        ids = self.prompt(tokens)
+        ids = self.prompt(1, tokens)
         began = time.perf_counter()
         out = self.model(ids, use_cache=True, logits_to_keep=1)
         out.logits.argmax().item()
         return {"seconds": time.perf_counter() - began}
 
     @torch.inference_mode()
-    def decode(self, context: int, steps: int) -> dict[str, float]:
+    def decode(self, batch: int, context: int, steps: int) -> dict[str, float]:
         """Greedy decode after an untimed prefill."""
-        out = self.model(self.prompt(context), use_cache=True, logits_to_keep=1)
+        out = self.model(self.prompt(batch, context), use_cache=True, logits_to_keep=1)
         token, cache = out.logits[:, -1:].argmax(-1), out.cache
         began = time.perf_counter()
         for _ in range(steps):
             out = self.model(token, cache=cache, use_cache=True)
             token = out.logits[:, -1:].argmax(-1)
-            token.item()
+            token.tolist()
         return {"seconds": time.perf_counter() - began}
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         if command["do"] == "prefill":
             return self.prefill(command["tokens"])
-        return self.decode(command["context"], command["steps"])
+        return self.decode(command["batch"], command["context"], command["steps"])
 
 
 def main() -> None:

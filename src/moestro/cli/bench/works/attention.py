@@ -1,0 +1,164 @@
+"""Attention over pages: single lengths, mixes of lengths, and the element-wise chain before it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from moestro import ops
+from moestro.cli.bench.works.matmul import SHAPES, Shape
+from moestro.cli.bench.works.work import COLD_BYTES, Call, Work, normal
+
+PAGE, DIM = 64, 128
+BATCHES: dict[str, tuple[tuple[int, int], ...]] = {
+    "decode 1 x 512": ((1, 512),),
+    "decode 1 x 4K": ((1, 4096),),
+    "decode 1 x 32K": ((1, 32768),),
+    "decode 16 x 2K": ((1, 2048),) * 16,
+    "decode 1 x 32K + 15 x 1K": ((1, 32768), *((1, 1024),) * 15),
+    "prefill 512": ((512, 512),),
+    "prefill 2K": ((2048, 2048),),
+    "prefill 512 of 16K": ((512, 16384),),
+    "prefill 8 x 512 + 512 of 16K": (*((512, 512),) * 8, (512, 16384)),
+    "prefill 8 x 512 + decode 1 x 16K": (*((512, 512),) * 8, (1, 16384)),
+}
+"""(queries, length) of each sequence; the queries are a sequence's last tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Pages of one layer, what the step asks of them, and the same without pages for torch."""
+
+    q: torch.Tensor
+    pages: ops.KVPages
+    metadata: ops.AttentionMetadata
+    plain: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+
+def attention(shapes: list[str]) -> Iterator[Work]:
+    """Every batch on the heads of each model."""
+    for name in shapes:
+        for title, sequences in BATCHES.items():
+            yield _attention(SHAPES[name], title, sequences)
+
+
+def _attention(shape: Shape, title: str, sequences: tuple[tuple[int, int], ...]) -> Work:
+    tokens = sum(length for _, length in sequences)
+    size = 4.0 * tokens * shape.kv_heads * DIM
+    copies = max(2, min(16, int(COLD_BYTES // size)))
+    batches = [make_batch(shape, sequences) for _ in range(copies)]
+    seen = sum(q * (n - q) + q * (q + 1) // 2 for q, n in sequences)
+    return Work(
+        "attention",
+        f"{shape.name} {title}",
+        _ours(batches),
+        {"SDPA a sequence": _sdpa(batches, sequences)},
+        size,
+        4.0 * seen * shape.heads * DIM,
+    )
+
+
+def make_batch(shape: Shape, sequences: tuple[tuple[int, int], ...]) -> Batch:
+    """Random pages, each sequence's own in a row."""
+    counts = [-(-n // PAGE) for _, n in sequences]
+    k, v = (normal(sum(counts), shape.kv_heads, PAGE, DIM) for _ in range(2))
+    queries = [q for q, _ in sequences]
+    starts = torch.tensor([0, *queries]).cumsum(0).int()
+    table = torch.zeros(len(sequences), max(counts), dtype=torch.int32)
+    plain, at = [], 0
+    for row, (count, (_, length)) in enumerate(zip(counts, sequences, strict=True)):
+        table[row, :count] = torch.arange(at, at + count)
+        own = (t[at : at + count].transpose(0, 1).flatten(1, 2)[None, :, :length] for t in (k, v))
+        plain.append(tuple(own))
+        at += count
+    total = sum(queries)
+    metadata = ops.AttentionMetadata(
+        starts,
+        torch.tensor([n for _, n in sequences], dtype=torch.int32),
+        table,
+        torch.zeros(total, dtype=torch.int64),
+        max(queries),
+        max(n for _, n in sequences),
+    )
+    q = normal(total, shape.heads, DIM)
+    return Batch(q, ops.KVPages(k, v), metadata, tuple(plain))  # type: ignore[arg-type]
+
+
+def _ours(batches: list[Batch]) -> Call:
+    def call(i: int) -> object:
+        b = batches[i % len(batches)]
+        return ops.paged_attention(b.q, b.pages, b.metadata, DIM**-0.5)
+
+    return call
+
+
+def _sdpa(batches: list[Batch], sequences: tuple[tuple[int, int], ...]) -> Call:
+    """One scaled_dot_product_attention a sequence over contiguous keys: no pages to walk."""
+    masks = {
+        (q, n): torch.ones(q, n, dtype=torch.bool).tril(n - q) for q, n in sequences if 1 < q < n
+    }
+
+    def call(i: int) -> None:
+        b, at = batches[i % len(batches)], 0
+        for (q, n), (k, v) in zip(sequences, b.plain, strict=True):
+            F.scaled_dot_product_attention(
+                b.q[at : at + q].transpose(0, 1)[None],
+                k,
+                v,
+                attn_mask=masks.get((q, n)),
+                is_causal=q == n > 1,
+                enable_gqa=True,
+            )
+            at += q
+
+    return call
+
+
+def chain(shapes: list[str]) -> Iterator[Work]:
+    """Norm of q and k heads, rotation, and the store: ours beside plain torch operations."""
+    for name in shapes:
+        for tokens in (1, 8, 32, 512, 2048):
+            yield _chain(SHAPES[name], tokens)
+
+
+def _chain(shape: Shape, tokens: int) -> Work:
+    heads, kv_heads = shape.heads, shape.kv_heads
+    width = (heads + 2 * kv_heads) * DIM
+    qkv, weight = normal(tokens, width), torch.ones(DIM, dtype=torch.bfloat16)
+    num_pages = -(-tokens // PAGE)
+    pages, theirs = (
+        ops.KVPages(normal(num_pages, kv_heads, PAGE, DIM), normal(num_pages, kv_heads, PAGE, DIM))
+        for _ in range(2)
+    )
+    slots = torch.arange(tokens)
+    angles = torch.rand(tokens, DIM // 2)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+
+    rotary = ops.Rotary(cos_sin, torch.arange(tokens))
+
+    def ours(_: int) -> None:
+        ops.qk_norm_rope_store(qkv, weight, weight, rotary, 1e-6, pages, slots)
+
+    def unfused(_: int) -> None:
+        q, k, v = qkv.view(tokens, -1, DIM).split((heads, kv_heads, kv_heads), dim=1)
+        cos, sin = (t[:, None].repeat(1, 1, 2) for t in cos_sin[rotary.positions].chunk(2, dim=-1))
+        q, k = (_turned(t, weight, cos, sin) for t in (q, k))
+        page, slot = slots // PAGE, slots % PAGE
+        theirs.k[page, :, slot] = k
+        theirs.v[page, :, slot] = v
+
+    size = 2.0 * tokens * width * 2 + 4.0 * tokens * DIM
+    name = f"{shape.name} {tokens} tokens"
+    return Work("chain", name, ours, {"unfused torch": unfused}, size, 0.0, "fp32")
+
+
+def _turned(
+    x: torch.Tensor, weight: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> torch.Tensor:
+    """Norm and rotation as models without fused ops write them."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)
+    y = weight * wide.to(x.dtype)
+    half = torch.cat((-y[..., DIM // 2 :], y[..., : DIM // 2]), dim=-1)
+    return (y * cos + half * sin).to(x.dtype)

@@ -1,0 +1,64 @@
+"""`moestro bench kernels` and `moestro bench ladder`: flags, a short run, tokens equal."""
+
+import json
+
+import pytest
+from tests.cli.terminal import main
+
+from moestro.cli.bench.ladder import RUNGS, same_prefix, steps_of
+from moestro.cli.bench.pairing import Round
+
+
+def test_gains_multiply_up() -> None:
+    seconds = {rung.name: 2.0**-at for at, rung in enumerate(RUNGS)}
+    tokens = {rung.name: [[1, 2, 3]] for rung in RUNGS}
+    tokens[RUNGS[-1].name] = [[1, 2, 4]]
+    told = steps_of([Round(seconds, 1.0, 1.0)] * 2, tokens, 10)
+    assert [r["step_gain"] for r in told] == [1.0, *[2.0] * (len(RUNGS) - 1)]
+    assert [r["gain"] for r in told] == [2.0**at for at in range(len(RUNGS))]
+    assert told[0]["ms_per_token"] == 100.0
+    assert [r["equal_tokens"] for r in told] == [*[True] * (len(RUNGS) - 1), False]
+    assert told[-1]["same_tokens"] == [2]
+
+
+def test_prefix_that_agrees() -> None:
+    assert same_prefix([[1, 2], [3, 4]], [[1, 2], [5, 4]]) == [2, 0]
+
+
+def test_ladder_of_the_bundled_model(capsys: pytest.CaptureFixture[str]) -> None:
+    few = ["--pairs", "1", "--steps", "4", "--input-len", "9", "--batch-size", "2"]
+    kv = '{"kv_cache_memory_bytes": "64MiB", "max_model_len": 256}'
+    arguments = ["bench", "ladder", *few, "--num-threads", "1", "--engine", kv, "--json"]
+    assert main(arguments) == 0
+    (ladder,) = json.loads(capsys.readouterr().out)["ladders"]
+    assert [r["name"] for r in ladder["rungs"]] == [rung.name for rung in RUNGS]
+    assert all(r["equal_tokens"] for r in ladder["rungs"])
+    assert all(r["same_tokens"] == [5, 5] for r in ladder["rungs"])
+
+
+def test_a_group_of_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--only", "chain", "--shapes", "bench", "--num-threads", "1", "--seconds", "0.001"]
+    assert main(["bench", "kernels", *small, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {row["group"] for row in told["rows"]} == {"chain"}
+    for row in told["rows"]:
+        assert row["engines"]["moestro"]["share_of_bound"] > 0
+        assert row["engines"]["unfused torch"]["ratio"] > 0
+    assert told["limits"]["bf16_flops_per_s"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["kernels", "--only", "conv"], "--only does not know conv"),
+        (["kernels", "--num-threads", "0"], "--num-threads must be at least 1"),
+        (["kernels", "--seconds", "0"], "--seconds must be above 0"),
+        (["ladder", "--batch-size", "0"], "--batch-size must be at least 1"),
+        (["ladder", "--formats", "fp4"], "--formats does not know fp4"),
+    ],
+)
+def test_flags_that_can_not_be(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *arguments]) == 2
+    assert message in capsys.readouterr().err
