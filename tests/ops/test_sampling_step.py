@@ -13,6 +13,7 @@ import torch
 import moestro.backends.cpu  # noqa: F401 -- registers the bodies
 from moestro import ops
 from moestro.backends.cpu import library
+from moestro.ops.noise import token_mass
 from moestro.ops.sampling import NO_TOKEN
 from moestro.ops.testing import assert_same_bits
 
@@ -108,6 +109,37 @@ def test_full_vocabularies_draw_what_the_reference_draws(vocab: int):
         for level in LEVELS:
             with library.native().at_level(level):
                 assert torch.equal(ops.sample_tokens(logits, options), expected), level
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 2.0])
+def test_top_p_at_the_very_edge_of_a_token(spread: float, level: str):
+    """Shares that are the mass of k tokens to the last bit, and a little more and less.
+
+    A large vocabulary's whole mass is estimated first: where that can't decide, it must not.
+    """
+    vocab, g = 20_011, torch.Generator().manual_seed(8)
+    row = torch.randn(vocab, generator=g) * spread
+    at = torch.randperm(vocab, generator=g)[:300]
+    row[at] = 12.0 - torch.arange(300).sqrt().mul(0.8).round(decimals=1)  # some of them tie
+    y = row.double().sort(descending=True).values
+    mass = token_mass(y - y[0])
+    held = mass.cumsum(0)
+    shares = []
+    for k in (1, 2, 3, 17, 60, 61, 200, 299, 300, 301, 5000):
+        edge = float(held[k - 1]) / float(held[-1])
+        shares += [edge, math.nextafter(edge, 0.0), math.nextafter(edge, 1.0), edge * (1 + 1e-7)]
+    shares = [p for p in shares if p < 1.0] * 12  # other noise each time
+    options = random_options(len(shares), vocab, g)
+    options = replace(
+        options,
+        temperature=torch.ones(len(shares), dtype=torch.float64),
+        top_p=torch.tensor(shares, dtype=torch.float64),
+        top_k=torch.zeros(len(shares), dtype=torch.int64),
+        min_p=torch.zeros(len(shares), dtype=torch.float64),
+    )
+    logits = row.expand(len(shares), -1)
+    expected = ops.sample_tokens.reference(logits, options)
+    assert torch.equal(ops.sample_tokens(logits, options), expected)
 
 
 def step_batch(rows: int, vocab: int, g: torch.Generator) -> tuple[torch.Tensor, ops.SamplingBatch]:

@@ -1,4 +1,5 @@
 // From logits to tokens: edits, selection, the draw, log probabilities.
+#include <cmath>
 #include <cstring>
 
 #include "level.h"

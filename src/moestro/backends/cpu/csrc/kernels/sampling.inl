@@ -8,15 +8,15 @@
 struct Scratch {
     float* maxima[3];  // [blocks, W]
     double* sums;      // [blocks]
-    float* few;        // [V + W]
-    int64_t* weights;  // [V + W]
+    float* few;        // [V + kGroup]
+    int64_t* weights;  // [V + kGroup]
     int64_t* buckets;  // [kBuckets]
     float* before;     // [edits]
 
     static int64_t bytes(int64_t vocab, int64_t edits) {
         const int64_t n = blocks_of(vocab);
-        return 3 * lines(n * W * 4) + lines(n * 8) + lines((vocab + W) * 4) +
-               lines((vocab + W) * 8) + lines(kBuckets * 8) + lines(edits * 4);
+        return 3 * lines(n * W * 4) + lines(n * 8) + lines((vocab + kGroup) * 4) +
+               lines((vocab + kGroup) * 8) + lines(kBuckets * 8) + lines(edits * 4);
     }
 
     Scratch(char* at, int64_t vocab, int64_t edits) {
@@ -28,8 +28,8 @@ struct Scratch {
         };
         for (float*& m : maxima) m = reinterpret_cast<float*>(take(n * W * 4));
         sums = reinterpret_cast<double*>(take(n * 8));
-        few = reinterpret_cast<float*>(take((vocab + W) * 4));
-        weights = reinterpret_cast<int64_t*>(take((vocab + W) * 8));
+        few = reinterpret_cast<float*>(take((vocab + kGroup) * 4));
+        weights = reinterpret_cast<int64_t*>(take((vocab + kGroup) * 8));
         buckets = reinterpret_cast<int64_t*>(take(kBuckets * 8));
         before = reinterpret_cast<float*>(take(edits * 4));
     }
@@ -49,6 +49,7 @@ class Edits {
     // Notes whether all of the edited logits were finite, and how many of them are forbidden now.
     void apply() {
         for (int64_t i = 0; i < biases_; ++i) {
+            fetch(a_.bias_ids + bias_start_, i, biases_);
             float& x = x_[a_.bias_ids[bias_start_ + i]];
             before_[i] = x;
             finite &= x - x == 0.0f;
@@ -56,6 +57,7 @@ class Edits {
             forbidden += x == -kInfinity;
         }
         for (int64_t i = 0; i < counts_; ++i) {
+            fetch(a_.count_ids + count_start_, i, counts_);
             float& x = x_[a_.count_ids[count_start_ + i]];
             before_[biases_ + i] = x;
             if (x == -kInfinity) continue;  // by a bias, or not finite: seen by the scan
@@ -74,6 +76,12 @@ class Edits {
     int64_t forbidden = 0;
 
   private:
+    // The row may still lie in memory, and the ids are anywhere.
+    void fetch(const int64_t* ids, int64_t i, int64_t n) const {
+        constexpr int64_t ahead = 24;
+        if (i + ahead < n) __builtin_prefetch(x_ + ids[i + ahead], 1);
+    }
+
     float penalised(float given, int64_t count) const {
         const double repetition = a_.repetition[row_];
         double x = static_cast<double>(given);

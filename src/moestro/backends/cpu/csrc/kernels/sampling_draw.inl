@@ -41,7 +41,7 @@ inline uint32_t contenders(F x, int64_t i, float largest, const Bar& bar, uint64
     const F exponent = fma(x - set1(largest), set1(bar.slope), set1(bar.offset));
     const F most = truncated_as_float(max(exponent, zero()));
     const VI words = noise_words(key, i);
-    const VI gap = (VI)(((VI)(~words) >> 1) & 0x7fffffff);
+    const VI gap = (~words >> 1) & 0x7fffffff;
     return ge_bits(most, from_int(gap));
 }
 

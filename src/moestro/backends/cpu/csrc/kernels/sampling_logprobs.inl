@@ -4,13 +4,17 @@
 inline double sum_block(const Logits& row, int64_t begin, float largest) {
     const int64_t stop = begin + kBlock < row.vocab ? begin + kBlock : row.vocab;
     const VD top = setd(largest);
-    VD sum = {};
-    int64_t i = begin;
-    for (; i + H <= stop; i += H) sum += exp_double(load_doubles(row.x + i) - top);
-    if (i < stop) {
-        float last[H];
-        for (int j = 0; j < H; ++j) last[j] = i + j < stop ? row.x[i + j] : -kInfinity;
-        sum += exp_double(load_doubles(last) - top);
+    VD sum = {}, x[kChains], e[kChains];
+    float last[kChains * H];
+    for (int64_t i = begin; i < stop; i += kChains * H) {
+        const float* from = row.x + i;
+        if (i + kChains * H > stop) {
+            for (int j = 0; j < kChains * H; ++j) last[j] = i + j < stop ? from[j] : -kInfinity;
+            from = last;
+        }
+        for (int c = 0; c < kChains; ++c) x[c] = load_doubles(from + c * H) - top;
+        exp_doubles(x, e);
+        sum += (e[0] + e[1]) + (e[2] + e[3]);
     }
     double total = 0.0;
     for (int j = 0; j < H; ++j) total += sum[j];

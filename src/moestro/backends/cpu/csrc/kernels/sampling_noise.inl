@@ -51,19 +51,18 @@ inline double gumbel(uint64_t key, int64_t token_id) {
     return -log_number(-log_number(u));
 }
 
-// The upper 32 bits of each of the W tokens' noise bits from token i on.
+// The upper 31 bits of each of the W tokens' noise bits from token i on, in bits 1 to 31 of a word;
+// bit 0 is of no meaning. The last step of the hash changes none of these bits and is left out.
 inline VI noise_words(uint64_t key, int64_t i) {
     VU lanes;
     for (int j = 0; j < H; ++j) lanes[j] = static_cast<uint64_t>(j) * kGolden;
-    VU z[2];
-    for (int half = 0; half < 2; ++half) {
-        const uint64_t at = static_cast<uint64_t>(i) + 1 + static_cast<uint64_t>(half * H);
-        VU x = lanes + setu(key + at * kGolden);
-        x = (x ^ x >> 30) * kMultiplier1;
-        x = (x ^ x >> 27) * kMultiplier2;
-        z[half] = x ^ x >> 31;
-    }
-    const VI a = (VI)z[0], b = (VI)z[1];
+    VU x = lanes + setu(key + (static_cast<uint64_t>(i) + 1) * kGolden);
+    VU y = x + setu(static_cast<uint64_t>(H) * kGolden);
+    x = (x ^ x >> 30) * kMultiplier1;
+    y = (y ^ y >> 30) * kMultiplier1;
+    x = (x ^ x >> 27) * kMultiplier2;
+    y = (y ^ y >> 27) * kMultiplier2;
+    const VI a = (VI)x, b = (VI)y;
 #if defined(__AVX512F__)
     return __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
 #else
@@ -71,16 +70,32 @@ inline VI noise_words(uint64_t key, int64_t i) {
 #endif
 }
 
+// Vectors that go through a long chain of operations together, to hide its latency.
+constexpr int kChains = 4;
+
 // floor(2^44 exp(y)) for y <= 0, 0 below -32: token_mass of ops/noise.py.
-inline VL token_mass(VD y) {
+template <int kCount>
+inline void token_masses(const VD* y, VL* out) {
     const VD lowest = setd(kMinExponent);
-    const VD r = (y < lowest ? lowest : y) * 0.0078125;
-    VD total = r * (1.0 / 362880.0) + 1.0 / 40320.0;
+    VD r[kCount], total[kCount];
+    for (int c = 0; c < kCount; ++c) {
+        r[c] = (y[c] < lowest ? lowest : y[c]) * 0.0078125;
+        total[c] = r[c] * (1.0 / 362880.0) + 1.0 / 40320.0;
+    }
     constexpr double terms[] = {1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0,
                                 1.0 / 6.0,    1.0 / 2.0,   1.0,         1.0};
-    for (const double term : terms) total = total * r + term;
-    for (int i = 0; i < 7; ++i) total = total * total;
-    return whole_of(total * kMassUnit);
+    for (const double term : terms)
+        for (int c = 0; c < kCount; ++c) total[c] = total[c] * r[c] + term;
+    for (int i = 0; i < 7; ++i)
+        for (int c = 0; c < kCount; ++c) total[c] = total[c] * total[c];
+    for (int c = 0; c < kCount; ++c) out[c] = whole_of(total[c] * kMassUnit);
+}
+
+inline int64_t token_mass(double y) {
+    const VD all = setd(y);
+    VL mass;
+    token_masses<1>(&all, &mass);
+    return mass[0];
 }
 
 // needed_mass of ops/noise.py.
@@ -92,19 +107,25 @@ inline int64_t needed_mass(double top_p, int64_t total) {
     return needed < total ? needed : total;
 }
 
-// exp(x) for x <= 0, within an ulp or so; 0 below the normal numbers.
-inline VD exp_double(VD given) {
-    const VD lowest = setd(-708.0);
-    const VD x = given < lowest ? lowest : given;
-    const VD magic = setd(6755399441055744.0);  // 1.5 * 2^52
-    const VD shifted = x * 1.4426950408889634 + magic;
-    const VD n = shifted - magic;
-    const VD r = (x - n * 0.693147180369123816490) - n * 1.90821492927058770002e-10;
-    VD p = r * (1.0 / 479001600.0) + 1.0 / 39916800.0;
+// exp(x) for x <= 0, within an ulp or so, of kChains vectors; 0 below the normal numbers.
+inline void exp_doubles(const VD* given, VD* out) {
+    const VD lowest = setd(-708.0), magic = setd(6755399441055744.0);  // 1.5 * 2^52
+    VD r[kChains], p[kChains], shifted[kChains];
+    for (int c = 0; c < kChains; ++c) {
+        const VD x = given[c] < lowest ? lowest : given[c];
+        shifted[c] = fused(x, setd(1.4426950408889634), magic);
+        const VD n = shifted[c] - magic;
+        r[c] = fused(n, setd(-0.693147180369123816490), x);
+        r[c] = fused(n, setd(-1.90821492927058770002e-10), r[c]);
+        p[c] = fused(r[c], setd(1.0 / 479001600.0), setd(1.0 / 39916800.0));
+    }
     constexpr double terms[] = {
         1.0 / 3628800.0, 1.0 / 362880.0, 1.0 / 40320.0, 1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0,
         1.0 / 24.0,      1.0 / 6.0,      1.0 / 2.0,     1.0,          1.0};
-    for (const double term : terms) p = p * r + term;
-    const VL exponent = ((VL)shifted - (VL)magic + 1023) << 52;
-    return given < lowest ? VD{} : p * (VD)exponent;
+    for (const double term : terms)
+        for (int c = 0; c < kChains; ++c) p[c] = fused(p[c], r[c], setd(term));
+    for (int c = 0; c < kChains; ++c) {
+        const VL exponent = ((VL)shifted[c] - (VL)magic + 1023) << 52;
+        out[c] = given[c] < lowest ? VD{} : p[c] * (VD)exponent;
+    }
 }

@@ -130,8 +130,8 @@ struct Selection {
     float largest;
     double temperature;
     int64_t parts;
-    float* few;        // [V + W]
-    int64_t* weights;  // [V + W]
+    float* few;        // [V + kGroup]
+    int64_t* weights;  // [V + kGroup]
     float* spare;      // [blocks, W]
     int64_t* buckets;  // [kBuckets]
 };
@@ -148,42 +148,61 @@ inline Bound first_k(const Selection& s, int64_t k) {
     return {at.x, nth_equal(s.row, s.maxima, at.x, ties), ties};
 }
 
-// y of H logits from p on.
-inline VD scaled_doubles(const float* p, const Selection& s) {
-    const VD y = load_doubles(p) - setd(s.largest);
-    return s.temperature == 1.0 ? y : y / setd(s.temperature);
+constexpr int64_t kGroup = kChains * H;  // logits that are weighed together
+
+// The masses of kGroup logits from p on.
+inline void masses_of(const float* p, const Selection& s, VL* mass) {
+    VD y[kChains];
+    for (int c = 0; c < kChains; ++c) y[c] = load_doubles(p + c * H) - setd(s.largest);
+    if (s.temperature != 1.0)
+        for (int c = 0; c < kChains; ++c) y[c] = y[c] / setd(s.temperature);
+    token_masses<kChains>(y, mass);
 }
 
-constexpr int kLevels = 4;
+constexpr int kLevels = 7;
 
-// The mass of n logits at p, in `levels` shares: [0] those >= from[0], [1] those below that and
-// >= from[1], and so on, [kLevels] the rest. p is padded to a multiple of H with -inf.
-inline void add_masses(const float* p, int64_t n, const Selection& s, const double* from,
-                       int64_t* levels) {
+// A range of logits, [low, high), cut at falling levels: share l is what reaches from[l] but not
+// from[l - 1]; the last share is the rest.
+struct Cuts {
+    float from[kLevels];
+    float low, high;
+
+    float low_of(int l) const { return l < kLevels && from[l] > low ? from[l] : low; }
+    float high_of(int l) const { return l > 0 && from[l - 1] < high ? from[l - 1] : high; }
+};
+
+// The mass of n logits at p, by shares; p is padded.
+inline void add_masses(const float* p, int64_t n, const Selection& s, const Cuts& cuts,
+                       int64_t* shares) {
     VL sums[kLevels + 1] = {};
-    for (int64_t i = 0; i < n; i += H) {
-        const VD y = scaled_doubles(p + i, s);
-        const VL mass = token_mass(y);
-        for (int l = 0; l < kLevels; ++l) sums[l] += y >= setd(from[l]) ? mass : VL{};
-        sums[kLevels] += mass;
+    VL mass[kChains];
+    for (int64_t i = 0; i < n; i += kGroup) {
+        masses_of(p + i, s, mass);
+        for (int c = 0; c < kChains; ++c) {
+            const VD x = load_doubles(p + i + c * H);
+            for (int l = 0; l < kLevels; ++l) sums[l] += x >= setd(cuts.from[l]) ? mass[c] : VL{};
+            sums[kLevels] += mass[c];
+        }
     }
     int64_t before = 0;
     for (int l = 0; l <= kLevels; ++l) {
         const int64_t upto = total_of(sums[l]);
-        levels[l] = upto - before;
+        shares[l] = upto - before;
         before = upto;
     }
 }
 
 inline void weigh(const float* p, int64_t n, const Selection& s, int64_t* weights) {
-    for (int64_t i = 0; i < n; i += H) {
-        const VL mass = token_mass(scaled_doubles(p + i, s));
-        __builtin_memcpy(weights + i, &mass, sizeof mass);
+    VL mass[kChains];
+    for (int64_t i = 0; i < n; i += kGroup) {
+        masses_of(p + i, s, mass);
+        __builtin_memcpy(weights + i, mass, sizeof mass);
     }
 }
 
+// Room for whole groups behind the last of n logits.
 inline void pad(float* p, int64_t n) {
-    for (int64_t i = n; i < n + W; ++i) p[i] = -kInfinity;
+    for (int64_t i = n; i < n + kGroup; ++i) p[i] = -kInfinity;
 }
 
 // Drops all but `keep` of the logits equal to x; which of them does not matter.
@@ -196,55 +215,167 @@ inline int64_t drop_equal(float* p, int64_t n, float x, int64_t keep) {
     return kept;
 }
 
+constexpr double kFirstLevels[kLevels] = {-1.0, -2.0, -3.0, -4.5, -6.0, -9.0, -13.0};
+
+inline Cuts first_cuts(const Selection& s, float low) {
+    Cuts cuts;
+    cuts.low = low, cuts.high = kInfinity;
+    for (int l = 0; l < kLevels; ++l)
+        cuts.from[l] = static_cast<float>(s.largest + s.temperature * kFirstLevels[l]);
+    return cuts;
+}
+
+// Of a sum of fp32 exponentials: y in fp32 (32 x 3 roundings), the exponential, 64 additions.
+constexpr double kEstimateError = 2e-5;
+
+// upto[l]: the mass of what reaches from[l], in units of the largest token's; the last: of all.
+struct Estimate {
+    double upto[kLevels + 1] = {};
+};
+
+inline void estimate_blocks(const Selection& s, const Cuts& cuts, int64_t first, int64_t end,
+                            Estimate& out) {
+    const F inverse = set1(static_cast<float>(1.0 / s.temperature)), top = set1(s.largest);
+    const F deepest = set1(cuts.low_of(kLevels - 1));
+    F from[kLevels];
+    for (int l = 0; l < kLevels; ++l) from[l] = set1(cuts.low_of(l));
+    for (int64_t b = first; b < end; ++b) {
+        F sums[kLevels + 1];
+        for (F& sum : sums) sum = zero();
+        for_reaching(s.row, s.maxima, b, b + 1, cuts.low, [&](int64_t, F x, uint32_t bits) {
+            const F w = exp((x - top) * inverse);
+            sums[kLevels] = add_bits(sums[kLevels], w, bits);
+            if (!ge_bits(x, deepest)) return true;
+            for (int l = 0; l < kLevels; ++l) sums[l] = add_bits(sums[l], w, ge_bits(x, from[l]));
+            return true;
+        });
+        for (int l = 0; l <= kLevels; ++l) {
+            float lanes[W];
+            store(lanes, sums[l]);
+            for (const float lane : lanes) out.upto[l] += static_cast<double>(lane);
+        }
+    }
+}
+
+inline Estimate estimate(const Selection& s, const Cuts& cuts) {
+    Estimate found[kMaxParts];
+    for_parts(s.parts, blocks_of(s.row.vocab), [&](int64_t p, int64_t first, int64_t end) {
+        estimate_blocks(s, cuts, first, end, found[p]);
+    });
+    for (int64_t p = 1; p < s.parts; ++p)
+        for (int l = 0; l <= kLevels; ++l) found[0].upto[l] += found[p].upto[l];
+    return found[0];
+}
+
+constexpr int64_t kFew = 1024;  // so many are weighed one by one
+
+// Where the mass of the logits in s.few reaches `need`: what lies above a range is known.
+struct Narrowed {
+    int64_t n, above, need;
+};
+
+// Narrows many logits down to the range in which their mass, from the top, reaches top_p of it.
+// Share by share: each round weighs what is left and keeps one of eight ranges.
+inline Narrowed narrow(const Selection& s, int64_t n, float low, double top_p) {
+    int64_t need = -1, above = 0;
+    Cuts cuts = first_cuts(s, low);
+    for (;;) {
+        int64_t found[kMaxParts][kLevels + 1], shares[kLevels + 1] = {};
+        const int64_t units = blocks_of(n);
+        const int64_t parts = smaller(s.parts, units);
+        for_parts(parts, units, [&](int64_t p, int64_t begin, int64_t end) {
+            const int64_t stop = smaller(end * kBlock, n);
+            add_masses(s.few + begin * kBlock, stop - begin * kBlock, s, cuts, found[p]);
+        });
+        int64_t total = 0;
+        for (int64_t p = 0; p < parts; ++p)
+            for (int l = 0; l <= kLevels; ++l) shares[l] += found[p][l], total += found[p][l];
+        if (need < 0) need = needed_mass(top_p, total);
+        int at = 0;
+        while (at < kLevels && above + shares[at] < need) above += shares[at++];
+        const float from = cuts.low_of(at), to = cuts.high_of(at);
+        cuts.low = from, cuts.high = to;
+        int64_t inside = 0;
+        for (int64_t i = 0; i < n; i += W) {
+            const F x = load(s.few + i);
+            const uint32_t bits = ge_bits(x, set1(from)) & ~ge_bits(x, set1(to));
+            compress(s.few + inside, x, bits);
+            inside += __builtin_popcount(bits);
+        }
+        pad(s.few, inside);
+        const bool stuck = inside > n / 2;  // equal logits, or spread over all scales
+        n = inside;
+        if (n <= kFew || stuck) return {n, above, need};
+        const double top = to < kInfinity ? to : s.largest, step = (top - from) / (kLevels + 1);
+        for (int l = 0; l < kLevels; ++l) cuts.from[l] = static_cast<float>(top - step * (l + 1));
+    }
+}
+
+// The end of the prefix that holds `need` of the mass of what `kept` leaves, which crosses at `at`.
+inline Bound end_of(const Selection& s, const Bound& kept, const Crossing& at, int64_t need) {
+    const int64_t mass = token_mass(scaled(at.x, s.largest, s.temperature));
+    const int64_t ties = (need - at.above + mass - 1) / mass;
+    if (ties < at.equal) return {at.x, -1, ties};  // last: where the tie-th of them lies
+    return at.x == kept.x ? kept : Bound{at.x, INT64_MAX, at.equal};
+}
+
+inline Bound with_last(const Selection& s, Bound end) {
+    if (end.last < 0) end.last = nth_equal(s.row, s.maxima, end.x, end.ties);
+    return end;
+}
+
+// The shortest prefix of what `kept` leaves that holds top_p of its mass, without the mass of every
+// token: the whole is estimated, and where the prefix ends is the same for all that it may be.
+// Only the tokens down to there are weighed. False where it is not sure, or far.
+inline bool first_mass_estimated(const Selection& s, const Bound& kept, float low, double top_p,
+                                 Bound* end) {
+    if (s.row.vocab < 8 * kFew || s.temperature < 1e-3 || s.temperature > 1e3) return false;
+    Cuts cuts = first_cuts(s, low);
+    const Estimate e = estimate(s, cuts);
+    const double lost = static_cast<double>(s.row.vocab);  // by rounding down, a unit a token
+    const auto units = [](double x) { return static_cast<int64_t>(x < 1.0 ? 1.0 : x); };
+    const double whole = e.upto[kLevels] * kMassUnit;
+    const int64_t least = needed_mass(top_p, units(whole * (1.0 - kEstimateError) - lost));
+    const int64_t most = needed_mass(top_p, units(whole * (1.0 + kEstimateError) + 1.0));
+    int at = 0;
+    while (at < kLevels && e.upto[at] * kMassUnit * (1.0 - kEstimateError) - lost < most) ++at;
+    if (at == kLevels) return false;
+    // Each token of the last share weighs no more than its upper end.
+    const double share = e.upto[at] - (at > 0 ? e.upto[at - 1] : 0.0);
+    if (at > 0 && share > kFew * std::exp(kFirstLevels[at - 1])) return false;
+    const int64_t n = collect(s.row, s.maxima, s.parts, cuts.low_of(at), s.few);
+    if (n > kFew) return false;
+    pad(s.few, n);
+    weigh(s.few, n, s, s.weights);
+    float* again = s.few + 2 * kFew;
+    int64_t* weights = s.weights + 2 * kFew;
+    std::memcpy(again, s.few, static_cast<size_t>(n) * sizeof(float));
+    std::memcpy(weights, s.weights, static_cast<size_t>(n) * sizeof(int64_t));
+    const Bound a = end_of(s, kept, cross(s.few, s.weights, n, least, s.buckets), least);
+    const Bound b = end_of(s, kept, cross(again, weights, n, most, s.buckets), most);
+    if (a.x != b.x || a.last != b.last || a.ties != b.ties) return false;
+    *end = with_last(s, a);
+    return true;
+}
+
 // The shortest prefix of what `kept` leaves that holds top_p of its mass.
 inline Bound first_mass(const Selection& s, const Bound& kept, double top_p) {
     const float massless = lowest_reaching(kMinExponent, s.largest, s.temperature);
     const bool all_ties = massless > kept.x || kept.last == INT64_MAX;
-    const float bound = massless > kept.x ? massless : kept.x;
-    int64_t n = collect(s.row, s.maxima, s.parts, bound, s.few);
+    const float low = massless > kept.x ? massless : kept.x;
+    Bound end;
+    if (all_ties && first_mass_estimated(s, kept, low, top_p, &end)) return end;
+    int64_t n = collect(s.row, s.maxima, s.parts, low, s.few);
     if (!all_ties) n = drop_equal(s.few, n, kept.x, kept.ties);
     pad(s.few, n);
-    int64_t need = 0, above = 0;
-    if (n > 2048) {
-        // Coarse first: the prefix ends in one of a few ranges of y, and only that is looked into.
-        constexpr double from[kLevels] = {-2.0, -4.0, -6.0, -9.0};
-        int64_t shares[kMaxParts][kLevels + 1], levels[kLevels + 1] = {}, total = 0;
-        const int64_t units = (n + kBlock - 1) / kBlock;
-        const int64_t parts = s.parts < units ? s.parts : units;
-        for_parts(parts, units, [&](int64_t p, int64_t first, int64_t end) {
-            const int64_t stop = end * kBlock < n ? end * kBlock : n;
-            add_masses(s.few + first * kBlock, stop - first * kBlock, s, from, shares[p]);
-        });
-        for (int64_t p = 0; p < parts; ++p)
-            for (int l = 0; l <= kLevels; ++l) levels[l] += shares[p][l], total += shares[p][l];
-        need = needed_mass(top_p, total);
-        int level = 0;
-        while (level < kLevels && above + levels[level] < need) above += levels[level++];
-        const float low =
-            level < kLevels ? lowest_reaching(from[level], s.largest, s.temperature) : bound;
-        const float high =
-            level > 0 ? lowest_reaching(from[level - 1], s.largest, s.temperature) : kInfinity;
-        int64_t inside = 0;
-        for (int64_t i = 0; i < n; i += W) {
-            const F x = load(s.few + i);
-            const uint32_t bits = ge_bits(x, set1(low)) & ~ge_bits(x, set1(high));
-            compress(s.few + inside, x, bits);
-            inside += __builtin_popcount(bits);
-        }
-        n = inside;
-        pad(s.few, n);
-        weigh(s.few, n, s, s.weights);
-    } else {
-        weigh(s.few, n, s, s.weights);
+    Narrowed left = {n, 0, 0};
+    if (n > kFew) left = narrow(s, n, low, top_p);
+    weigh(s.few, left.n, s, s.weights);
+    if (n <= kFew) {
         int64_t total = 0;
         for (int64_t i = 0; i < n; ++i) total += s.weights[i];
-        need = needed_mass(top_p, total);
+        left.need = needed_mass(top_p, total);
     }
-    const Crossing at = cross(s.few, s.weights, n, need - above, s.buckets);
-    VL mass = token_mass(setd(scaled(at.x, s.largest, s.temperature)));
-    const int64_t rest = need - above - at.above;
-    const int64_t ties = (rest + mass[0] - 1) / mass[0];
-    if (ties >= at.equal && at.x == kept.x) return kept;
-    if (ties >= at.equal) return {at.x, INT64_MAX, at.equal};
-    return {at.x, nth_equal(s.row, s.maxima, at.x, ties), ties};
+    const int64_t need = left.need - left.above;
+    return with_last(s, end_of(s, kept, cross(s.few, s.weights, left.n, need, s.buckets), need));
 }

@@ -23,6 +23,9 @@ inline uint32_t odd_bits(F a) { return _mm512_fpclass_ps_mask(a.v, 0x99); }
 inline F keep_bits(F x, uint32_t bits, float other) {
     return {_mm512_mask_mov_ps(_mm512_set1_ps(other), static_cast<__mmask16>(bits), x.v)};
 }
+inline F add_bits(F sum, F x, uint32_t bits) {
+    return {_mm512_mask_add_ps(sum.v, static_cast<__mmask16>(bits), sum.v, x.v)};
+}
 inline F truncated_as_float(F x) { return {_mm512_castsi512_ps(_mm512_cvttps_epi32(x.v))}; }
 inline F from_int(VI x) { return {_mm512_cvtepi32_ps((__m512i)x)}; }
 // Writes the lanes of `bits` to p, which has room for W floats. In registers: a compressing store
@@ -52,6 +55,7 @@ inline F keep_bits(F x, uint32_t bits, float other) {
     for (int j = 0; j < W; ++j) r.v[j] = bits >> j & 1u ? x.v[j] : other;
     return r;
 }
+inline F add_bits(F sum, F x, uint32_t bits) { return sum + keep_bits(x, bits, 0.0f); }
 inline F truncated_as_float(F x) {
     F r;
     const VI whole = __builtin_convertvector(x.v, VI);
@@ -71,11 +75,26 @@ inline uint32_t first_bits(int64_t n) {
 inline VD setd(double x) { return VD{} + x; }
 inline VU setu(uint64_t x) { return VU{} + x; }
 
+// a * b + c, rounded once where the target has that: for what no token hangs on.
+inline VD fused(VD a, VD b, VD c) {
+#if defined(__AVX512F__)
+    return (VD)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c);
+#elif defined(__FMA__)
+    return (VD)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#else
+    return a * b + c;
+#endif
+}
+
 // H floats, widened exactly.
 inline VD load_doubles(const float* p) {
+#if defined(__AVX512F__)
+    return (VD)_mm512_cvtps_pd(_mm256_loadu_ps(p));
+#else
     VH h;
     __builtin_memcpy(&h, p, sizeof h);
     return __builtin_convertvector(h, VD);
+#endif
 }
 
 // The whole part of 0 <= x < 2^51, as integers.
