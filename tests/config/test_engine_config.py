@@ -50,6 +50,8 @@ PROMISED = {
     "decode_parallel_config": None,
     "fast_collectives": False,
     "cache_dir": None,
+    "weight_cache": "auto",
+    "weight_cache_bytes": 64 * 2**30,
 }
 
 

@@ -58,6 +58,10 @@ class Device(Protocol):
     def packs_weights(self) -> bool:
         """Whether its kernels read a packed layout of their own; else they read rows."""
 
+    @property
+    def packed_layout(self) -> str:
+        """Names the packed layout: equal strings, the same bytes for the same weight."""
+
     def packed_bytes(
         self, weight_format: WeightFormat, shape: tuple[int, ...], *, paired: bool
     ) -> int:

@@ -38,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache-dir", metavar="FOLDER", help="folder to look at (default: MOESTRO_CACHE_DIR)"
     )
+    parser.add_argument(
+        "--clear-cache", action="store_true", help="first delete the packed weights in it"
+    )
     add_common_flags(parser, json_help="print the findings as one JSON object")
     parser.set_defaults(run=run)
 
@@ -45,6 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Look at everything; 1 when something is broken."""
     start_logging(args)
+    if args.clear_cache:
+        from moestro.weights import packed_cache
+
+        packed_cache.clear(_cache_root(args.cache_dir) / packed_cache.FOLDER)
     found = list(findings(args.cache_dir))
     broken = any(f.state == ERROR for f in found)
     if args.json:
@@ -161,17 +168,31 @@ def _memory() -> Finding:
     return Finding("memory", OK, text, shown)
 
 
-def _cache(cache_dir: str | None) -> Finding:
+def _cache_root(cache_dir: str | None) -> Path:
     from moestro import envs
-    from moestro.planner.units import gigabytes
 
-    path = Path(cache_dir) if cache_dir is not None else envs.CACHE_DIR.get()
-    path = path.expanduser()
+    return (Path(cache_dir) if cache_dir is not None else envs.CACHE_DIR.get()).expanduser()
+
+
+def _cache(cache_dir: str | None) -> Finding:
+    from moestro.planner.units import gigabytes
+    from moestro.weights import packed_cache
+
+    path = _cache_root(cache_dir)
     parent = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
     free = shutil.disk_usage(parent).free
     used = sum(f.stat().st_size for f in path.rglob("*") if f.is_file()) if path.is_dir() else 0
-    facts = {"path": str(path), "used_bytes": used, "free_bytes": free}
+    packed = packed_cache.cached_files(path / packed_cache.FOLDER)
+    facts = {
+        "path": str(path),
+        "used_bytes": used,
+        "free_bytes": free,
+        "packed_weights": [{"path": str(f.path), "bytes": f.num_bytes} for f in packed],
+    }
     text = f"{path}: {gigabytes(used)} used, {gigabytes(free)} free on its disk"
+    if packed:
+        size = gigabytes(sum(f.num_bytes for f in packed))
+        text += f"; packed weights of {len(packed)} models, {size} (--clear-cache deletes them)"
     if not os.access(parent, os.W_OK) or not parent.is_dir():
         return Finding("cache", WARNING, f"{text}; {parent} is not a folder to write to", facts)
     return Finding("cache", OK, text, facts)

@@ -160,6 +160,17 @@ class EngineConfig:
         Text("a folder"),
         "Root of what is cached on disk. Default: MOESTRO_CACHE_DIR.",
     )
+    weight_cache: str = _run(
+        "auto",
+        Text("off, auto or a folder"),
+        "Packed weights kept on disk and mapped at the next start. auto: under cache_dir, when "
+        "packing took over 2 seconds; a folder: there, always.",
+    )
+    weight_cache_bytes: int = _run(
+        64 * 2**30,
+        Size(1),
+        "Byte budget of the packed weights; those used longest ago are deleted first.",
+    )
     host_kv_bytes: int = _tiers(0, Size(), "Host memory for KV pages; 0 is no host tier.")
     host_kv_dtype: str = _tiers(
         "auto",

@@ -22,13 +22,11 @@ from moestro.core.sampling_params import SamplingParams
 from moestro.engine.built_engine import BuiltEngine
 from moestro.engine.engine import Engine
 from moestro.engine.input_processor import InputLimits, InputProcessor
+from moestro.engine.planned_model import planned_model
 from moestro.engine.tokenizer import Tokenizer
 from moestro.errors import CapacityError
 from moestro.kvcache.manager import KVCacheManager
-from moestro.layers.moe import pack_routers
-from moestro.layers.parameters import Parameters
 from moestro.models.causal_lm import CausalLM
-from moestro.models.registry import build_model
 from moestro.planner.placement import make_plan
 from moestro.planner.report import plan_lines
 from moestro.planner.units import gigabytes
@@ -37,7 +35,7 @@ from moestro.runner.kv_pool import KVPool
 from moestro.runner.model_runner import ModelRunner
 from moestro.scheduler import Scheduler, SchedulerLimits
 from moestro.weights.checkpoint import Checkpoint
-from moestro.weights.loader import load_weights, stored_formats
+from moestro.weights.loader import stored_formats
 from moestro.weights.source import resolve_model, user_path
 
 logger = logging.getLogger(__name__)
@@ -70,7 +68,7 @@ def build_engine(
     torch.set_num_threads(plan.num_threads)
     began_s = time.monotonic()
     graph_pool: GraphPool | None = None  # until no torch op is left in a decode step
-    runner = _load_runner(device, plan, spec, model_dir, progress, graph_pool)
+    runner = _load_runner(device, plan, spec, model_dir, config, progress, graph_pool)
     loaded_s = time.monotonic()
     runner.warm_up(graph_progress)
     logger.info(
@@ -115,7 +113,7 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Loaded
     device.set_num_threads(plan.num_threads)
     torch.set_num_threads(plan.num_threads)
     with _refused_memory(plan):
-        model = _load_model(device, plan, spec, model_dir, progress)
+        model = planned_model(device, plan, spec, model_dir, config, progress)
     return LoadedModel(model, spec, plan, tokenizer)
 
 
@@ -183,11 +181,12 @@ def _load_runner(
     plan: Plan,
     spec: ModelSpec,
     model_dir: Path,
+    config: EngineConfig,
     progress: Progress | None,
     graph_pool: GraphPool | None,
 ) -> ModelRunner:
     with _refused_memory(plan):
-        model = _load_model(device, plan, spec, model_dir, progress)
+        model = planned_model(device, plan, spec, model_dir, config, progress)
         kv_pool = KVPool(spec, plan.num_pages, plan.page_size, getattr(torch, plan.kv_cache_dtype))
         return ModelRunner(
             model,
@@ -196,21 +195,6 @@ def _load_runner(
             max_model_len=plan.max_model_len,
             graph_pool=graph_pool,
         )
-
-
-def _load_model(
-    device: Device, plan: Plan, spec: ModelSpec, model_dir: Path, progress: Progress | None
-) -> CausalLM:
-    dtype = getattr(torch, plan.dtype)
-    parameters = Parameters(dtype, plan.weight_formats, device.name, device)
-    model = build_model(spec, parameters, plan.num_mtp_layers)
-    model.reserve_positions(plan.max_model_len)
-    device.prepare_weights(
-        p if isinstance(p, torch.Tensor) else p.codes for p in model.weights.values()
-    )
-    load_weights(spec, model.weights, model_dir, progress, backend=device)
-    pack_routers(model, device, dtype)
-    return model
 
 
 @contextmanager

@@ -58,8 +58,8 @@ def load_weights(
     value overflows float16, or a scale or quantised value is NaN.
     """
     num_mtp = _built_mtp_layers(spec, parameters)
-    writer = WeightWriter(backend)
-    with Checkpoint.open(model_dir) as checkpoint:
+    threads = torch.get_num_threads()
+    with Checkpoint.open(model_dir) as checkpoint, WeightWriter(backend, threads) as writer:
         assignment = _Assignment(checkpoint, NameMap(spec, num_mtp), spec)
         if spec.tie_word_embeddings and HEAD in parameters:
             assignment.copy_head(spec)

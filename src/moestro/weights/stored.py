@@ -1,7 +1,7 @@
 """Stored weights: what a checkpoint's tensors mean, a weight's codes and scales taken together."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -37,11 +37,15 @@ class StoredWeight:
     scales: str | None = None
     zeros: str | None = None
     scheme: StoredScheme | None = None
+    scale_dtype: str = "BF16"
 
     @property
     def format(self) -> WeightFormat | None:
         """Its run-time format; None for a float tensor. Raises UnsupportedError."""
-        return None if self.scheme is None else self.scheme.format_for(self.shape[-1])
+        if self.scheme is None:
+            return None
+        made = self.scheme.format_for(self.shape[-1])
+        return replace(made, fp32_scales=made.name == "w4a8" and self.scale_dtype != "BF16")
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -123,7 +127,8 @@ class StoredWeights:
             return plain
         self._check_scales(scales[0], scheme, shape)
         zeros = self._zeros(module, scheme, shape)
-        return StoredWeight(plain.name, shape, name, scales[0], zeros, scheme)
+        scale_dtype = self._checkpoint.dtype(scales[0])
+        return StoredWeight(plain.name, shape, name, scales[0], zeros, scheme, scale_dtype)
 
     def _check_scales(self, name: str, scheme: StoredScheme, shape: tuple[int, ...]) -> None:
         dtype, found = self._checkpoint.dtype(name), self._checkpoint.shape(name)

@@ -1,7 +1,5 @@
 """The CPU as a device."""
 
-# ruff: noqa: ARG002 -- it packs nothing so far
-
 from collections.abc import Iterable
 
 import torch
@@ -10,9 +8,11 @@ import moestro.backends.cpu  # noqa: F401 -- registers the bodies
 from moestro.backends.base import GraphPool
 from moestro.backends.cpu import library
 from moestro.core.hardware import HardwareSpec, probe_cpu
-from moestro.errors import UnsupportedError
 from moestro.ops.routing import RouterWeights
 from moestro.quant.format import WeightFormat, WeightTensor
+
+if library.has_native():
+    from moestro.backends.cpu import packing
 
 _OWN_MAPPING_BYTES = 2**25
 """From this size on an allocation is a mapping of its own and goes back whole. A smaller one may
@@ -32,20 +32,24 @@ class CpuDevice:
 
     @property
     def packs_weights(self) -> bool:
-        return False
+        return library.has_native()
+
+    @property
+    def packed_layout(self) -> str:
+        return f"cpu-packed-v{packing.LAYOUT_VERSION}" if self.packs_weights else "rows"
 
     def packed_bytes(
         self, weight_format: WeightFormat, shape: tuple[int, ...], *, paired: bool
     ) -> int:
-        raise UnsupportedError("the reference level reads weights in the rows layout")
+        return packing.packed_bytes(weight_format, shape, paired=paired)
 
     def pack_rows(
         self, target: WeightTensor, rows: WeightTensor, *, expert: int | None, start: int
     ) -> None:
-        raise UnsupportedError("the reference level reads weights in the rows layout")
+        packing.pack_rows(target, rows, expert=expert, start=start)
 
     def unpack(self, weight: WeightTensor) -> WeightTensor:
-        raise UnsupportedError("the reference level reads weights in the rows layout")
+        return packing.unpack(weight)
 
     def hardware(self) -> HardwareSpec:
         return probe_cpu(library.status().isa)

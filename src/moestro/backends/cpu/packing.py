@@ -12,6 +12,8 @@ from moestro.errors import UnsupportedError
 from moestro.quant.format import WeightFormat, WeightTensor
 from moestro.quant.weight import new_rows
 
+LAYOUT_VERSION = 1
+"""Rises whenever the same weight gets other bytes: packed weights are kept on disk."""
 _PACK, _UNPACK = Kernel("pack"), Kernel("unpack")
 _FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "w8a8": 3, "w4a8": 4, "fp8": 5}
 _ZEROS, _FP32_SCALES, _PAIRED = 1, 2, 4
