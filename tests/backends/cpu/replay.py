@@ -69,20 +69,28 @@ def _storage_bytes(tensor: torch.Tensor) -> bytes:
 def _pointers(
     arguments: ctypes.Structure, tensors: list[torch.Tensor]
 ) -> Iterator[tuple[int, int, int]]:
-    for name, kind in arguments._fields_:  # type: ignore[misc]
-        address = getattr(arguments, name)
-        if kind is not ctypes.c_void_p or address is None:
-            continue
+    for at, address, name in _addresses(arguments):
         for which, tensor in enumerate(tensors):
             storage = tensor.untyped_storage()
             offset = address - storage.data_ptr()
             if 0 <= offset < storage.nbytes():
-                yield getattr(type(arguments), name).offset, which, offset
+                yield at, which, offset
                 break
         else:
-            raise AssertionError(
-                f"{type(arguments).__name__}.{name} points to memory of no tensor given to launch"
-            )
+            raise AssertionError(f"{name} points to memory of no tensor given to launch")
+
+
+def _addresses(arguments: ctypes.Structure) -> Iterator[tuple[int, int, str]]:
+    """Pointers that are not null, those of structs inside too: offset, value, name."""
+    for name, kind in arguments._fields_:  # type: ignore[misc]
+        value, at = getattr(arguments, name), getattr(type(arguments), name).offset
+        where = f"{type(arguments).__name__}.{name}"
+        if isinstance(value, ctypes.Structure):
+            yield from ((at + inner, *rest) for inner, *rest in _addresses(value))
+        elif kind is ctypes.c_void_p and value is not None:
+            yield at, value, where
+        else:
+            assert not issubclass(kind, ctypes.Array), f"{where}: arrays are not looked into"
 
 
 def write_calls(path: Path, calls: list[Call]) -> None:

@@ -16,9 +16,10 @@ from tests.backends.cpu.replay import Call, read_results, recording, write_calls
 
 import moestro.backends.cpu  # noqa: F401 -- registers the bodies
 from moestro import ops
-from moestro.backends.cpu import library
+from moestro.backends.cpu import library, packing
 from moestro.backends.cpu.arguments import ARGUMENTS
 from moestro.ops.testing import TOLERANCES, call
+from moestro.quant.format import WeightTensor
 
 ROOT = Path(__file__).parents[3]
 COMPILER, QEMU, SYSROOT = "aarch64-linux-gnu-g++", "qemu-aarch64", "/usr/aarch64-linux-gnu"
@@ -65,6 +66,10 @@ def recorded() -> list[Call]:
                     arguments = case.draw()
                     if body.when is None or body.when(**arguments):
                         call(body.fn, arguments)
+        for case in ops.linear.cases():
+            weight = case.draw()["weight"]
+            if isinstance(weight, WeightTensor):
+                packing.unpack(packing.pack(weight))
     return calls
 
 

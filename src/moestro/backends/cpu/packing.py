@@ -75,7 +75,8 @@ def pack_rows(
         start,
         rows.num_rows,
     )
-    launch(_PACK, arguments, target.codes, codes)
+    held = (t for t in (scales, zeros) if t is not None)
+    launch(_PACK, arguments, target.codes, codes, *held)
 
 
 def pack(rows: WeightTensor) -> WeightTensor:
@@ -123,7 +124,8 @@ def _unpack(
         0,
         rows.num_rows,
     )
-    launch(_UNPACK, arguments, target.codes, rows.codes, *(() if ids is None else (ids,)))
+    held = (t for t in (rows.scales, rows.zeros, ids) if t is not None)
+    launch(_UNPACK, arguments, target.codes, rows.codes, *held)
 
 
 def _describe(
