@@ -50,6 +50,24 @@ def test_the_emulated_level_is_never_chosen_by_itself() -> None:
     assert LEVELS[:1] != (library.EMULATED,)
 
 
+@needs_library
+@pytest.mark.parametrize(("machine", "lines"), [("x86_64", 1), ("aarch64", 0)])
+def test_a_processor_without_avx2_is_served_and_told_once(machine: str, lines: int) -> None:
+    code = (
+        "import platform; from moestro.backends.cpu import library\n"
+        f"platform.machine = lambda: {machine!r}\n"
+        "library.Library.levels = lambda self: ('portable',)\n"
+        "library._loaded.cache_clear()\n"
+    )
+    out = _python(code + SHOW + "\n" + SHOW, MOESTRO_CPU_ISA="auto")
+    expected = [f"cpu-portable-v{library.NUMERICS_VERSION}", "cpu.norm.rms_norm"]
+    assert out.stdout.split() == 2 * expected
+    assert len(out.stderr.splitlines()) == lines
+    assert out.stderr.count("no AVX2") == lines
+    asked = _python(code + SHOW, MOESTRO_CPU_ISA="portable")
+    assert (asked.stdout.split(), asked.stderr) == (expected, "")
+
+
 def test_reference_can_be_forced_without_a_warning() -> None:
     out = _python(SHOW, MOESTRO_CPU_ISA="reference")
     assert out.stdout.split()[1:] == ["reference"]

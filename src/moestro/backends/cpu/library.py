@@ -6,6 +6,7 @@ The library is plain C over raw pointers: it depends neither on torch's nor on P
 import ctypes
 import functools
 import logging
+import platform
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from ctypes import c_char_p, c_double, c_int32, c_int64, c_void_p
@@ -160,7 +161,13 @@ def _loaded() -> tuple[Library | None, LibraryStatus]:
     library, state = open_library(find_library(package.__path__), envs.CPU_ISA.get())
     if library is None and envs.CPU_ISA.get() == "auto":
         logger.warning("CPU kernels are off: %s. The slower reference bodies serve.", state.reason)
+    if state.isa == "portable" and envs.CPU_ISA.get() == "auto" and _is_x86():
+        logger.warning("This processor has no AVX2: the slower portable kernels serve.")
     return library, state
+
+
+def _is_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64", "i686")
 
 
 def status() -> LibraryStatus:
