@@ -72,6 +72,13 @@ def test_chunks_give_what_a_whole_prefill_gives(name: str, max_num_batched_token
 
 
 @MODELS
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_eager_steps_give_what_captured_ones_give(name: str, dtype: str) -> None:
+    with start(name, dtype=dtype, enforce_eager=True) as llm:
+        assert run_together(llm) == list(undisturbed(name, dtype))
+
+
+@MODELS
 def test_a_prefix_hit_gives_what_a_cold_start_gives(name: str) -> None:
     with start(name) as llm:
         asked = requests(llm.spec.vocab_size)

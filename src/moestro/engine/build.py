@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from moestro.backends import load_backend
-from moestro.backends.base import Device, GraphPool
+from moestro.backends.base import Device
 from moestro.chat.templates import ChatTemplate
 from moestro.config import EngineConfig
 from moestro.core.generation_config import GenerationDefaults, load_generation_defaults
@@ -67,8 +67,7 @@ def build_engine(
     device.set_num_threads(plan.num_threads)
     torch.set_num_threads(plan.num_threads)
     began_s = time.monotonic()
-    graph_pool: GraphPool | None = None  # until no torch op is left in a decode step
-    runner = _load_runner(device, plan, spec, model_dir, config, progress, graph_pool)
+    runner = _load_runner(device, plan, spec, model_dir, config, progress)
     loaded_s = time.monotonic()
     runner.warm_up(graph_progress)
     logger.info(
@@ -183,7 +182,6 @@ def _load_runner(
     model_dir: Path,
     config: EngineConfig,
     progress: Progress | None,
-    graph_pool: GraphPool | None,
 ) -> ModelRunner:
     with _refused_memory(plan):
         model = planned_model(device, plan, spec, model_dir, config, progress)
@@ -193,7 +191,7 @@ def _load_runner(
             kv_pool,
             max_num_seqs=plan.max_num_seqs,
             max_model_len=plan.max_model_len,
-            graph_pool=graph_pool,
+            graph_pool=None if config.enforce_eager else device.graph_pool(),
         )
 
 

@@ -27,7 +27,10 @@ class RotaryTable:
         self._num_ready = 0
 
     def reserve(self, num_positions: int) -> None:
-        """Memory for this many positions, touched as rows are computed; what is there moves."""
+        """Memory for this many positions, touched as rows are computed; what is there moves,
+        unless there is room already."""
+        if num_positions <= len(self._table):
+            return
         blocks = -(-num_positions // ROTARY_BLOCK_POSITIONS)
         table = self._table.new_empty(blocks * ROTARY_BLOCK_POSITIONS, self._table.shape[1])
         self._num_ready = min(self._num_ready, len(table))

@@ -10,7 +10,7 @@ from moestro.core.hardware import HardwareSpec
 from moestro.core.model_spec import ModelSpec
 from moestro.core.plan import Plan
 from moestro.errors import CapacityError, ConfigError, UnsupportedError
-from moestro.planner.sizes import ELEMENT_BYTES, buffer_bytes, weight_bytes
+from moestro.planner.sizes import ELEMENT_BYTES, buffer_bytes, graph_bytes, weight_bytes
 from moestro.planner.units import gigabytes
 from moestro.planner.weight_formats import Stored, choose_weight_formats
 
@@ -116,6 +116,10 @@ class _Placement:
         self.buffer_bytes = buffer_bytes(
             spec, self.dtype, config.max_num_batched_tokens, config.max_num_seqs, self.wanted_len
         )
+        if not config.enforce_eager:
+            self.buffer_bytes += graph_bytes(
+                spec, self.dtype, config.max_num_seqs, self.wanted_len, config.page_size
+            )
         self.budget = self._budget()
         self.left = self.budget - self.weight_bytes - self.buffer_bytes
 

@@ -72,7 +72,7 @@ class CountRows:
                 (s.params.repetition_penalty, s.params.frequency_penalty, s.params.presence_penalty)
                 for s in states
             ]
-            self._lay_out(*torch.tensor(params, dtype=torch.float64).T.contiguous())
+            self._lay_out(*torch.tensor(list(zip(*params, strict=True)), dtype=torch.float64))
 
     def update(self) -> TokenCounts | None:
         """The counts of the coming step, None when no row has penalties."""

@@ -53,6 +53,8 @@ class DecodeGraphs:
         self._pool = pool
         self._model = model
         self._kv_pool = kv_pool
+        # Captured calls point to the table of rotary rows: it must not move any more.
+        model.reserve_positions(page_table_width * kv_pool.page_size)
         self._inputs = _StaticInputs(max_num_seqs, max_num_tokens, page_table_width)
         self._graphs: dict[tuple[int, int], CapturedStep] = {}
         self._max = (max_num_seqs, max_num_tokens)
@@ -79,7 +81,7 @@ class DecodeGraphs:
         self._inputs.fill(batch)
         graph = self._graphs.get(key)
         if graph is not None and graph.is_current():
-            self._model.prepare_positions(attn.max_seq_len)  # type: ignore[operator]
+            self._model.prepare_positions(attn.max_seq_len)
             graph.replay()
             result: torch.Tensor = graph.result
             return result
@@ -118,7 +120,7 @@ class DecodeGraphs:
         stale = self._graphs.pop(key, None)
         if stale is not None:
             stale.close()
-        self._model.prepare_positions(max_seq_len)  # type: ignore[operator]
+        self._model.prepare_positions(max_seq_len)
         seqs, width = key
         ids, positions, attn = self._inputs.tensors(seqs, width, max_seq_len)
 

@@ -61,6 +61,11 @@ class ModelRunner:
             self._experts.take()  # blank tokens chose experts too
 
     @property
+    def num_graphs(self) -> int:
+        """Captured decode steps."""
+        return 0 if self._graphs is None else self._graphs.num_graphs
+
+    @property
     def graph_summary(self) -> str:
         """What was captured, for the log."""
         if self._graphs is None:

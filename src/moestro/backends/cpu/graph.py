@@ -18,7 +18,7 @@ METADATA_OPS = frozenset(
     for name in (
         *("alias", "as_strided", "detach", "empty.memory_format", "expand", "permute", "select"),
         *("slice", "split", "squeeze", "t", "transpose", "unbind", "unsqueeze", "view"),
-        *("_unsafe_view", "_reshape_alias", "lift_fresh", "empty_strided"),
+        *("_unsafe_view", "_reshape_alias", "lift_fresh", "empty_strided", "detach_"),
     )
 )
 """torch ops that read and write no element: a step may use them and still be captured whole."""
@@ -92,29 +92,41 @@ class GraphPool:
         captured = CapturedStep(self._library, self._arena)
         capture.begin(captured)
         try:
-            with _NothingButKernels():
+            with TorchOps(_refuse):
                 captured.result = step()
         finally:
             capture.end()
         return captured
 
 
-class _NothingButKernels(TorchDispatchMode):
-    """Refuses every torch op that computes: it would be missing from the captured calls."""
+class TorchOps(TorchDispatchMode):
+    """Hears of every torch op that computes, and hands it to `told`.
+
+    Ops that only make, name or describe tensors are left alone; composite ones, which inference
+    mode hands over whole, are looked into.
+    """
+
+    def __init__(self, told: Callable[[str], None]) -> None:
+        super().__init__()
+        self._told = told
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_metadata_op(func):
-            return func(*args, **(kwargs or {}))
-        with self:  # inference mode hands over composite ops whole
-            parts = func.decompose(*args, **(kwargs or {}))
-        if parts is NotImplemented:
-            raise UnsupportedError(
-                f"this step can't be captured: torch computes {func} in it. Use enforce_eager."
-            )
-        return parts
+        if not _is_metadata_op(func):
+            with self:
+                parts = func.decompose(*args, **(kwargs or {}))
+            if parts is not NotImplemented:
+                return parts
+            self._told(str(func))
+        return func(*args, **(kwargs or {}))
 
 
-def is_metadata_op(func: Any) -> bool:
-    """Whether a torch op only makes or describes tensors. func: an OpOverload."""
+def _refuse(op: str) -> None:
+    raise UnsupportedError(
+        f"this step can't be captured: torch computes {op} in it, which would be missing from the "
+        "replay."
+    )
+
+
+def _is_metadata_op(func: Any) -> bool:
     name = str(func)
     return name in METADATA_OPS or name.rpartition(".")[0] in METADATA_OPS

@@ -80,9 +80,7 @@ Status fail_in(Status status, int64_t index, const char* op) {
     return fail(status, "call %lld of the graph, %s: %.200s", (ll)index, op, message);
 }
 
-const Op* find_op(int32_t code) {
-    return code >= 0 && code < kNumOps ? &kOps[code] : nullptr;
-}
+const Op* find_op(int32_t code) { return code >= 0 && code < kNumOps ? &kOps[code] : nullptr; }
 
 Status check_dtypes(int32_t first, int32_t second) {
     if (known(first) && known(second)) return kOk;
