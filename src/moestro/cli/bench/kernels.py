@@ -22,7 +22,7 @@ DESCRIPTION = (
     "bound: the time that reading or computing takes at limits measured in the same run."
 )
 
-GROUPS = ("linear", "router", "moe", "attention", "chain", "sampler", "layer")
+GROUPS = ("linear", "router", "moe", "attention", "chain", "layer")
 SHAPE_NAMES = ("hy3", "qwen3", "bench")
 FORMATS = ("bf16", "w8a8", "w4a8", "fp8", "fp32")
 
@@ -79,7 +79,7 @@ def measure(
     from moestro.backends import load_backend
     from moestro.backends.cpu import library
     from moestro.cli.bench.limits import measure_limits
-    from moestro.cli.bench.works.work import measure_work
+    from moestro.cli.bench.works.work import Bandwidth, measure_work
 
     load_backend("cpu").set_num_threads(args.num_threads)
     torch.set_num_threads(args.num_threads)
@@ -87,17 +87,17 @@ def measure(
     native = library.native()
     with native.at_level(args.isa or library.status().isa):
         level = native.level().decode()
-        limits = measure_limits(args.num_threads)
+        limits, bandwidth = measure_limits(args.num_threads), Bandwidth()
         rows = []
         for work in works(groups, shapes, formats):
             note(f"{work.group}: {work.name}")
-            rows.append(measure_work(work, limits, args.seconds))
+            rows.append(measure_work(work, limits, bandwidth, args.seconds))
     return {"threads": args.num_threads, "isa": level, "limits": asdict(limits), "rows": rows}
 
 
 def works(groups: tuple[str, ...], shapes: list[str], formats: list[str]) -> Iterator["Work"]:
     """What the groups measure, made when it is its turn."""
-    from moestro.cli.bench.works import attention, layer, matmul, sampling
+    from moestro.cli.bench.works import attention, layer, matmul
 
     made = {
         "linear": lambda: matmul.linears(shapes, formats),
@@ -105,7 +105,6 @@ def works(groups: tuple[str, ...], shapes: list[str], formats: list[str]) -> Ite
         "moe": lambda: matmul.experts(shapes, [f for f in formats if f != "fp32"]),
         "attention": lambda: attention.attention(shapes),
         "chain": lambda: attention.chain(shapes),
-        "sampler": sampling.sampler,
         "layer": lambda: layer.layers([f for f in formats if f != "fp32"]),
     }
     for group in groups:

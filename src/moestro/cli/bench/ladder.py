@@ -2,23 +2,20 @@
 
 import argparse
 import json
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from moestro.cli.bench import report
 from moestro.cli.bench.pairing import Round, rotated
 from moestro.cli.bench.peers import ENGINES, json_object, names
 from moestro.cli.bench.statistics import median, median_interval
 from moestro.cli.console import add_common_flags, note, print_json, start_logging
-from moestro.config import EngineConfig
 from moestro.errors import ConfigError
-
-if TYPE_CHECKING:
-    from moestro.cli.bench.resident import Resident
 
 HELP = "what each stage brings: fused ops, grouped matmul, graph replay, packed cache"
 DESCRIPTION = (
@@ -30,10 +27,7 @@ DESCRIPTION = (
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A stage: the engine it runs on, and the ops that something else serves (see works.unfused).
-
-    engine: EngineConfig fields over the format's. needs: fields that must exist for the stage.
-    """
+    """A stage: the engine it runs on, and the sets of ops that works.unfused serves instead."""
 
     name: str
     engine: str
@@ -42,13 +36,19 @@ class Rung:
 
 EAGER = {"enforce_eager": True, "weight_cache": "off"}
 REPLAY = {"weight_cache": "off"}
-ENGINES_OF_RUNGS: dict[str, dict[str, Any]] = {"eager": EAGER, "replay": REPLAY, "cached": {}}
+ENGINES_OF_RUNGS: dict[str, dict[str, Any]] = {
+    "eager": EAGER,
+    "replay": REPLAY,
+    "first start": {},
+    "later start": {},
+}
+"""Both starts keep packed weights in one new folder: the first fills it, the later maps it."""
 RUNGS = (
     Rung("eager, unfused, a loop over experts", "eager", ("ELEMENTWISE", "LOOP")),
     Rung("fused ops", "eager", ("LOOP",)),
     Rung("grouped matmul", "eager"),
     Rung("graph replay", "replay"),
-    Rung("packed cache", "cached"),
+    Rung("packed cache", "later start"),
 )
 
 
@@ -98,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
 
 def measure(args: argparse.Namespace, weights: str, extra: dict[str, Any]) -> dict[str, Any]:
     """The rungs of one format, in alternating rounds."""
+    from moestro.cli.bench.resident import Resident, build
+
     command = {
         "do": "decode",
         "batch": args.batch_size,
@@ -108,10 +110,19 @@ def measure(args: argparse.Namespace, weights: str, extra: dict[str, Any]) -> di
     load_s: dict[str, float] = {}
     tokens: dict[str, list[list[int]]] = {}
     with ExitStack() as stack:
-        engines = {
-            name: _build(args, {**ENGINES[weights], **own, **extra}, (weights, name), load_s, stack)
-            for name, own in ENGINES_OF_RUNGS.items()
-        }
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="moestro-ladder-"))
+        engines = {}
+        for name, own in ENGINES_OF_RUNGS.items():
+            wanted = {**ENGINES[weights], "weight_cache": folder, **own, **extra}
+            note(f"{weights}: loading, {name}")
+            began = time.perf_counter()
+            built = build(args.model, args.num_threads, wanted)
+            load_s[name] = time.perf_counter() - began
+            if any(rung.engine == name for rung in RUNGS):
+                stack.callback(built.engine.close)
+                engines[name] = Resident(built)
+            else:
+                built.engine.close()
 
         def ask(rung: Rung) -> float:
             with _bodies(rung):
@@ -176,25 +187,6 @@ def _rounds(ask: Callable[[Rung], float], pairs: int, weights: str) -> list[Roun
         rounds.append(Round(seconds, before, after))
         before = after
     return rounds
-
-
-def _build(
-    args: argparse.Namespace,
-    wanted: dict[str, Any],
-    what: tuple[str, str],
-    load_s: dict[str, float],
-    stack: ExitStack,
-) -> "Resident":
-    """One engine; fields that this version of EngineConfig lacks are left out."""
-    from moestro.cli.bench.resident import Resident, build
-
-    note(f"{what[0]}: loading for {what[1]}")
-    known = {f.name for f in fields(EngineConfig)}
-    began = time.perf_counter()
-    built = build(args.model, args.num_threads, {k: v for k, v in wanted.items() if k in known})
-    load_s[what[1]] = time.perf_counter() - began
-    stack.callback(built.engine.close)
-    return Resident(built)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ DESCRIPTION = (
     "engines, bench/peers/make_gguf.py converts the model for llama.cpp."
 )
 
-OURS = "moestro"
+OURS, ONE_THREAD = "moestro", "one-thread"
 GGUF_FILES = {"bf16": "bf16.gguf", "w8a8": "q8_0.gguf", "w4a8": "q4_0.gguf"}
 ENGINES: dict[str, dict[str, Any]] = {
     "bf16": {},
@@ -103,7 +103,9 @@ PEERS = {
     "vllm": Peer("vllm", False, _ALL, _PREFILL),
     "vllm-eager": Peer("vllm", False, _ALL, frozenset(), ("--eager",)),
     "hf": Peer("hf", False, _ONE),
+    "one-thread": Peer("", False, _ALL, _ALL),
 }
+"""one-thread is Moestro itself: how it scales."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -156,7 +158,7 @@ class Request:
         measures = names("--measures", args.measures, MEASURES)
         record = read_record(args.peers_dir)
         for peer in peers:
-            if PEERS[peer].install not in record:
+            if peer != ONE_THREAD and PEERS[peer].install not in record:
                 raise ConfigError(
                     f"{peer} is not installed in {args.peers_dir}: run bench/peers/install.py "
                     f"{args.peers_dir} --peer {PEERS[peer].install}, or leave it out of --peers."
@@ -179,8 +181,8 @@ class Request:
 
     def command(self, name: str, weights: str) -> list[str]:
         """How the worker of an engine is started for a format of ours."""
-        tail = ["--threads", str(self.threads)]
-        if name == OURS:
+        tail = ["--threads", "1" if name == ONE_THREAD else str(self.threads)]
+        if name in (OURS, ONE_THREAD):
             engine = json.dumps({**ENGINES[weights], **self.engine})
             module = [sys.executable, "-m", "moestro.cli.bench.resident"]
             return [*module, str(self.model), *tail, "--engine", engine]
@@ -263,7 +265,8 @@ def measure(request: Request, spec: ModelSpec) -> dict[str, Any]:
                     asked = request.asked(name, weights)
                     if not asked:
                         continue
-                    stack = passing if name == OURS or PEERS[name].gguf else lasting
+                    own = name in (OURS, ONE_THREAD) or PEERS[name].gguf
+                    stack = passing if own else lasting
                     worker = kept.get(name) or _start(request, name, weights, asked, stack)
                     if stack is lasting:
                         kept[name] = worker
@@ -272,7 +275,7 @@ def measure(request: Request, spec: ModelSpec) -> dict[str, Any]:
                 for each in request.measures:
                     taking = [n for n in workers if each in request.asked(n, weights)]
                     rows.append(_row(request, spec, limits, (weights, each), taking, workers))
-    versions = {name: request.record[PEERS[name].install] for name in request.peers}
+    versions = {n: request.record[PEERS[n].install] for n in request.peers if n != ONE_THREAD}
     return {
         "model": str(request.model),
         "threads": request.threads,
@@ -335,7 +338,7 @@ def _bound(
 
     Operations are those of the format that is multiplied: bf16, or 8-bit integers.
     """
-    if engine == OURS:
+    if engine in (OURS, ONE_THREAD):
         storage = bound.OURS[weights]
     elif PEERS[engine].gguf:
         storage = bound.GGUF[weights]

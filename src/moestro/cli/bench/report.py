@@ -36,7 +36,7 @@ def commit() -> str | None:
 
 def table(title: str, columns: tuple[str, ...]) -> Table:
     """A table whose first column is text and whose others are numbers."""
-    made = Table(title=title, title_justify="left")
+    made = Table(title=title or None, title_justify="left")
     for i, column in enumerate(columns):
         made.add_column(column, justify="right" if i else "left", no_wrap=True)
     return made
@@ -188,7 +188,7 @@ def print_ladders(result: dict[str, Any]) -> None:
                 equal if at else "",
             )
         print_table(made)
-        loads = table("seconds from start to an engine that can step", ("engine", "s"))
+        loads = table("", ("start-up", "seconds until a step"))
         for name, seconds in ladder["load_s"].items():
             loads.add_row(name, f"{seconds:.1f}")
         print_table(loads)

@@ -27,8 +27,9 @@ ENGINE = {
     "max_model_len": 8192,
     "max_num_seqs": 32,
     "skip_tokenizer_init": True,
+    "weight_cache": "off",
 }
-"""A prompt is computed in one step, and never found in a cache."""
+"""A prompt is computed in one step, and nothing is found in a cache: every run is alike."""
 
 
 class Resident:

@@ -41,7 +41,7 @@ SHAPES = {
     "qwen3": Shape("qwen3", 2048, 32, 4, 128, 8, 768, 151936),
     "bench": Shape("bench", 1024, 16, 4, 64, 8, 384, 32768),
 }
-TOKENS = (1, 8, 32, 128, 512, 4096)
+TOKENS = (1, 8, 64, 512, 4096)
 
 
 def linears(shapes: list[str], formats: list[str]) -> Iterator[Work]:

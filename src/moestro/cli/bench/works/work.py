@@ -17,9 +17,9 @@ from moestro.quant.weight import expert, quantize
 Call = Callable[[int], object]
 
 OURS = "moestro"
-COLD_BYTES = 2**28
-"""Weights and KV rotate over copies of so many bytes in all, so that no cache holds them."""
-FEWEST = 5
+COLD_BYTES = 2**27
+"""Weights and KV rotate over copies of so many bytes in all, more than most caches hold."""
+FEWEST = 3
 ATTEMPTS = 3
 
 
@@ -45,20 +45,36 @@ class Work:
         return max(self.read_bytes / bytes_per_s, self.operations / peak)
 
 
-def measure_work(work: Work, limits: Limits, seconds: float) -> dict[str, Any]:
-    """Alternating calls for `seconds`, five each at least; again where memory was unsteady."""
+class Bandwidth:
+    """Bytes a second read before and after a row; the after of one is the next one's before."""
+
+    def __init__(self) -> None:
+        self._last: float | None = None
+
+    def before(self) -> float:
+        return self.after() if self._last is None else self._last
+
+    def after(self) -> float:
+        self._last = read_bandwidth()
+        return self._last
+
+
+def measure_work(
+    work: Work, limits: Limits, bandwidth: Bandwidth, seconds: float
+) -> dict[str, Any]:
+    """Alternating calls for `seconds`, three each at least; again where memory was unsteady."""
     calls = {OURS: work.ours, **work.others}
     for call in calls.values():
         call(0)
     rounds: list[Round] = []
     for _ in range(ATTEMPTS):
-        before = read_bandwidth()
+        before = bandwidth.before()
         made = _rounds(calls, seconds)
-        after = read_bandwidth()
+        after = bandwidth.after()
         rounds = [Round(r, before, after) for r in made]
         if rounds[0].is_steady:
             break
-    bound = {OURS: lambda bandwidth: work.bound_s(limits, bandwidth)}
+    bound = {OURS: lambda measured: work.bound_s(limits, measured)}
     told = summary(rounds, OURS, dict.fromkeys(calls, 1), bound)
     for engine in told["engines"].values():
         engine["seconds"] = 1 / engine.pop("tokens_per_s")
