@@ -8,6 +8,10 @@ from pathlib import Path
 from bench.make_model import make_model, parse_args
 
 NAMES = ("tiny-hy3", "hy_v3", "qwen3_moe")
+QUANTIZED = (
+    "tiny-hy3:w4a8", "hy_v3:w8a8", "hy_v3:w4a8", "hy_v3:fp8", "qwen3_moe:w8a8", "qwen3_moe:w4a8",
+)  # fmt: skip
+"""A model and what its weights are quantised to at load."""
 
 _SHAPES = {
     "hy_v3": "--num-heads 6 --num-kv-heads 2 --head-dim 16 --num-experts 12 --top-k 3 "
@@ -15,6 +19,12 @@ _SHAPES = {
     "qwen3_moe": "--num-heads 4 --num-kv-heads 4 --head-dim 32 --num-experts 8 --top-k 8 "
     "--tie-word-embeddings",
 }
+
+
+def model_options(name: str) -> dict[str, str]:
+    """Engine options for a name of NAMES or QUANTIZED."""
+    model, _, quantization = name.partition(":")
+    return {"model": model_path(model), "quantization": quantization or "none"}
 
 
 @functools.cache

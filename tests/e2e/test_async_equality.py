@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from tests.e2e.models import NAMES, model_path
+from tests.e2e.models import NAMES, QUANTIZED, model_options
 from tests.e2e.workload import NEEDS_KERNELS, Signature, requests, run_together, signature
 
 from moestro import LLM, AsyncEngine, EngineConfig, RequestOutput, SamplingParams
@@ -33,16 +33,16 @@ async def run_async(engine: AsyncEngine, delay_s: float) -> list[Signature]:
     return [signature(await task) for task in tasks]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *QUANTIZED[1:4]])
 @pytest.mark.parametrize("delay_s", [0.0, 0.02])
 def test_offline_equals_asynchronous(name: str, delay_s: float) -> None:
     async def scenario() -> list[Signature]:
-        config = EngineConfig.from_kwargs(model=model_path(name), **OPTIONS)
+        config = EngineConfig.from_kwargs(**model_options(name), **OPTIONS)
         async with AsyncEngine.from_config(config) as engine:
             return await run_async(engine, delay_s)
 
     served = asyncio.run(scenario())
-    with LLM(model_path(name), **OPTIONS) as llm:
+    with LLM(**model_options(name), **OPTIONS) as llm:
         assert run_together(llm) == served
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.models import NAMES, model_path
+from tests.e2e.models import NAMES, QUANTIZED, model_options
 from tests.e2e.workload import (
     GREEDY,
     NEEDS_KERNELS,
@@ -27,6 +27,7 @@ pytestmark = NEEDS_KERNELS
 
 ROOT = Path(__file__).parents[2]
 MODELS = pytest.mark.parametrize("name", NAMES)
+FORMATS = pytest.mark.parametrize("name", [*NAMES, *QUANTIZED])
 
 
 def start(name: str, **options: Any) -> LLM:
@@ -37,7 +38,7 @@ def start(name: str, **options: Any) -> LLM:
         "num_threads": 1,
         "kv_cache_memory_bytes": 32_000_000,
     } | options
-    return LLM(model_path(name), **options)
+    return LLM(**model_options(name), **options)
 
 
 @functools.cache
@@ -58,27 +59,27 @@ def test_the_workload_is_worth_comparing(name: str) -> None:
     assert len(samples) == 3
 
 
-@MODELS
+@FORMATS
 def test_a_batch_gives_what_singles_give(name: str) -> None:
     with start(name, enable_prefix_caching=False) as llm:
         assert run_together(llm) == list(undisturbed(name))
 
 
-@MODELS
+@FORMATS
 @pytest.mark.parametrize("max_num_batched_tokens", [3, 16, 33, 100])
 def test_chunks_give_what_a_whole_prefill_gives(name: str, max_num_batched_tokens: int) -> None:
     with start(name, max_num_batched_tokens=max_num_batched_tokens) as llm:
         assert run_together(llm) == list(undisturbed(name))
 
 
-@MODELS
+@FORMATS
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 def test_eager_steps_give_what_captured_ones_give(name: str, dtype: str) -> None:
     with start(name, dtype=dtype, enforce_eager=True) as llm:
         assert run_together(llm) == list(undisturbed(name, dtype))
 
 
-@MODELS
+@FORMATS
 def test_a_prefix_hit_gives_what_a_cold_start_gives(name: str) -> None:
     with start(name) as llm:
         asked = requests(llm.spec.vocab_size)
@@ -93,7 +94,7 @@ def test_a_prefix_hit_gives_what_a_cold_start_gives(name: str) -> None:
     assert [signature(o) for o in again][:-1] == list(undisturbed(name))[:-1]
 
 
-@MODELS
+@FORMATS
 def test_preempted_gives_what_undisturbed_gives(name: str) -> None:
     with start(name) as llm:
         page_bytes = llm.plan.kv_cache_bytes // llm.plan.num_pages
@@ -103,7 +104,7 @@ def test_preempted_gives_what_undisturbed_gives(name: str) -> None:
     assert results == list(undisturbed(name))
 
 
-@MODELS
+@FORMATS
 def test_two_threads_give_what_one_gives(name: str) -> None:
     with start(name, num_threads=2) as llm:
         assert run_together(llm) == list(undisturbed(name))
@@ -116,11 +117,12 @@ def test_the_equalities_hold_in_fp32(name: str) -> None:
 
 
 @pytest.mark.parametrize("level", status().available_isas)
-def test_every_kernel_level_keeps_the_promise(level: str) -> None:
+@pytest.mark.parametrize("name", ["hy_v3", *QUANTIZED[1:4]])
+def test_every_kernel_level_keeps_the_promise(name: str, level: str) -> None:
     with native().at_level(level):
-        with start("hy_v3", enable_prefix_caching=False) as llm:
+        with start(name, enable_prefix_caching=False) as llm:
             alone = run_one_by_one(llm)
-        with start("hy_v3", max_num_batched_tokens=37, num_threads=2) as llm:
+        with start(name, max_num_batched_tokens=37, num_threads=2) as llm:
             assert run_together(llm) == alone
 
 
