@@ -16,7 +16,7 @@ from moestro.quant.format import WeightTensor
 pytestmark = pytest.mark.skipif(len(LEVELS) < 2, reason="one level alone")
 
 BODIES = [(op, body) for op in ops.all_ops() for body in op.bodies.get("cpu", ())]
-EXACT_FORMATS = ("w8a8",)
+EXACT_FORMATS = ("w8a8", "w4a8")
 """Formats whose products are integers up to two multiplications: every level gives their bits."""
 
 

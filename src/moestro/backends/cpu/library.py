@@ -162,7 +162,9 @@ def _loaded() -> tuple[Library | None, LibraryStatus]:
     if library is None and envs.CPU_ISA.get() == "auto":
         logger.warning("CPU kernels are off: %s. The slower reference bodies serve.", state.reason)
     if state.isa == "portable" and envs.CPU_ISA.get() == "auto" and _is_x86():
-        logger.warning("This processor has no AVX2: the slower portable kernels serve.")
+        logger.warning(
+            "The slower portable kernels serve: this processor, or this build, has no AVX2."
+        )
     return library, state
 
 
