@@ -217,6 +217,12 @@ inline int64_t drop_equal(float* p, int64_t n, float x, int64_t keep) {
 
 constexpr double kFirstLevels[kLevels] = {-1.0, -2.0, -3.0, -4.5, -6.0, -9.0, -13.0};
 
+// Levels at equal distances from high down to low.
+inline void cut_evenly(Cuts& cuts, double low, double high) {
+    for (int l = 0; l < kLevels; ++l)
+        cuts.from[l] = static_cast<float>(high - (high - low) / (kLevels - 1) * l);
+}
+
 inline Cuts first_cuts(const Selection& s, float low) {
     Cuts cuts;
     cuts.low = low, cuts.high = kInfinity;
@@ -276,9 +282,8 @@ struct Narrowed {
 
 // Narrows many logits down to the range in which their mass, from the top, reaches top_p of it.
 // Share by share: each round weighs what is left and keeps one of eight ranges.
-inline Narrowed narrow(const Selection& s, int64_t n, float low, double top_p) {
+inline Narrowed narrow(const Selection& s, int64_t n, Cuts cuts, double top_p) {
     int64_t need = -1, above = 0;
-    Cuts cuts = first_cuts(s, low);
     for (;;) {
         int64_t found[kMaxParts][kLevels + 1], shares[kLevels + 1] = {};
         const int64_t units = blocks_of(n);
@@ -306,8 +311,8 @@ inline Narrowed narrow(const Selection& s, int64_t n, float low, double top_p) {
         const bool stuck = inside > n / 2;  // equal logits, or spread over all scales
         n = inside;
         if (n <= kFew || stuck) return {n, above, need};
-        const double top = to < kInfinity ? to : s.largest, step = (top - from) / (kLevels + 1);
-        for (int l = 0; l < kLevels; ++l) cuts.from[l] = static_cast<float>(top - step * (l + 1));
+        const double top = to < kInfinity ? to : s.largest;
+        cut_evenly(cuts, from + (top - from) / (kLevels + 1), top - (top - from) / (kLevels + 1));
     }
 }
 
@@ -326,11 +331,11 @@ inline Bound with_last(const Selection& s, Bound end) {
 
 // The shortest prefix of what `kept` leaves that holds top_p of its mass, without the mass of every
 // token: the whole is estimated, and where the prefix ends is the same for all that it may be.
-// Only the tokens down to there are weighed. False where it is not sure, or far.
-inline bool first_mass_estimated(const Selection& s, const Bound& kept, float low, double top_p,
+// Only the tokens down to there are weighed. False where it is not sure, or far; cuts then lie
+// around the likely end.
+inline bool first_mass_estimated(const Selection& s, const Bound& kept, double top_p, Cuts& cuts,
                                  Bound* end) {
     if (s.row.vocab < 8 * kFew || s.temperature < 1e-3 || s.temperature > 1e3) return false;
-    Cuts cuts = first_cuts(s, low);
     const Estimate e = estimate(s, cuts);
     const double lost = static_cast<double>(s.row.vocab);  // by rounding down, a unit a token
     const auto units = [](double x) { return static_cast<int64_t>(x < 1.0 ? 1.0 : x); };
@@ -339,11 +344,14 @@ inline bool first_mass_estimated(const Selection& s, const Bound& kept, float lo
     const int64_t most = needed_mass(top_p, units(whole * (1.0 + kEstimateError) + 1.0));
     int at = 0;
     while (at < kLevels && e.upto[at] * kMassUnit * (1.0 - kEstimateError) - lost < most) ++at;
+    const float low = cuts.low_of(at);
+    const float high = at > 0 ? cuts.high_of(at) : s.largest;
+    cut_evenly(cuts, low, high);
     if (at == kLevels) return false;
     // Each token of the last share weighs no more than its upper end.
     const double share = e.upto[at] - (at > 0 ? e.upto[at - 1] : 0.0);
     if (at > 0 && share > kFew * std::exp(kFirstLevels[at - 1])) return false;
-    const int64_t n = collect(s.row, s.maxima, s.parts, cuts.low_of(at), s.few);
+    const int64_t n = collect(s.row, s.maxima, s.parts, low, s.few);
     if (n > kFew) return false;
     pad(s.few, n);
     weigh(s.few, n, s, s.weights);
@@ -364,12 +372,13 @@ inline Bound first_mass(const Selection& s, const Bound& kept, double top_p) {
     const bool all_ties = massless > kept.x || kept.last == INT64_MAX;
     const float low = massless > kept.x ? massless : kept.x;
     Bound end;
-    if (all_ties && first_mass_estimated(s, kept, low, top_p, &end)) return end;
+    Cuts cuts = first_cuts(s, low);
+    if (all_ties && first_mass_estimated(s, kept, top_p, cuts, &end)) return end;
     int64_t n = collect(s.row, s.maxima, s.parts, low, s.few);
     if (!all_ties) n = drop_equal(s.few, n, kept.x, kept.ties);
     pad(s.few, n);
     Narrowed left = {n, 0, 0};
-    if (n > kFew) left = narrow(s, n, low, top_p);
+    if (n > kFew) left = narrow(s, n, cuts, top_p);
     weigh(s.few, left.n, s, s.weights);
     if (n <= kFew) {
         int64_t total = 0;
