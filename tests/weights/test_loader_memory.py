@@ -42,12 +42,49 @@ thread.join()
 print(json.dumps({"extra": max(samples) - samples[0], "samples": len(samples)}))
 """
 
+QUANTIZED = """
+import json, sys, threading
+from pathlib import Path
+import torch
+from moestro.backends import load_backend
+from moestro.core.weight_format import WeightFormat, WeightFormats
+from moestro.layers.parameters import Parameters
+from moestro.models.registry import build_model
+from moestro.weights.loader import load_weights
+from moestro.weights.packed_cache import named_tensors
+from tests.weights.test_loader_memory import anonymous_bytes, big_spec
+
+device, plain = load_backend("cpu"), WeightFormat("bfloat16")
+formats = WeightFormats(plain, WeightFormat(sys.argv[2], int(sys.argv[3])), WeightFormat("w8a8"))
+model = build_model(big_spec(), Parameters(torch.bfloat16, formats, "cpu", device))
+final = sum(t.nbytes for _, t in named_tensors(model.weights))
+samples, done = [anonymous_bytes()], threading.Event()
+
+def watch():
+    while not done.wait(0.001):
+        samples.append(anonymous_bytes())
+
+thread = threading.Thread(target=watch)
+thread.start()
+load_weights(big_spec(), model.weights, Path(sys.argv[1]), backend=device)
+done.set()
+thread.join()
+extra = max(samples) - samples[0] - final
+print(json.dumps({"extra": extra, "final": final, "samples": len(samples)}))
+"""
+
+
+def anonymous_bytes() -> int:
+    fields = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    return sum(int(fields[k].split()[0]) * 1024 for k in ("RssAnon", "RssShmem"))
+
 
 def big_spec() -> ModelSpec:
     spec = tiny_spec(hidden_size=1024, num_hidden_layers=2, moe_layers=(False, True))
     assert isinstance(spec.moe, MoeSpec)
     moe = dataclasses.replace(spec.moe, num_experts=24, intermediate_size=1024)
-    return dataclasses.replace(spec, moe=moe, num_mtp_layers=0)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    return dataclasses.replace(spec, moe=moe, num_mtp_layers=0, intermediate_size=64, **heads)
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +113,29 @@ def big_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]
 def test_no_extra_anonymous_memory(big_checkpoint: tuple[Path, int]) -> None:
     """The limit is the largest tensor plus 5%; the loader keeps to the 5% alone."""
     folder, largest = big_checkpoint
+    result = _measure(MEASURE, str(folder))
+    assert result["samples"] > 20
+    assert result["extra"] <= 0.05 * largest, result
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize(("quantization", "group_size"), [("w8a8", 0), ("w4a8", 32), ("fp8", 0)])
+def test_quantising_takes_blocks_not_tensors(
+    quantization: str, group_size: int, big_checkpoint: tuple[Path, int]
+) -> None:
+    """The limit is the final format, the largest tensor and 5%; a tenth of that tensor is used,
+    mostly the code and the threads that quantise."""
+    folder, largest = big_checkpoint
+    result = _measure(QUANTIZED, str(folder), quantization, str(group_size))
+    assert result["samples"] > 20
+    assert result["extra"] <= 0.2 * largest, result
+
+
+def _measure(script: str, *arguments: str) -> dict[str, int]:
     root = Path(__file__).parents[2]
     path = os.pathsep.join([str(root), *filter(None, sys.path)])
     done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(folder)],
+        [sys.executable, "-c", script, *arguments],
         cwd=root,
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -87,6 +143,5 @@ def test_no_extra_anonymous_memory(big_checkpoint: tuple[Path, int]) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert result["samples"] > 20
-    assert result["extra"] <= 0.05 * largest, result
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
