@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from moestro.backends import load_backend
+from moestro.backends.cpu.library import has_native
 from moestro.config import EngineConfig
 from moestro.core.matrices import matrices
 from moestro.core.model_config import load_model_spec, parse_model_config
@@ -47,13 +49,20 @@ def test_float_checkpoint() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quantization", "bits"), [("none", 16), ("w8a8", 8), ("w4a8", 5), ("fp8", 8)]
+    ("quantization", "bits"), [("none", 16), ("w8a8", 8), ("w4a8", 4.5), ("fp8", 8)]
 )
-def test_bytes(quantization: str, bits: int) -> None:
+def test_bytes(quantization: str, bits: float) -> None:
     hy3 = spec("hub_hy3")
     formats, _ = choose(hy3, quantization=quantization)
     in_bits = 8 * weight_bytes(hy3, formats, 1) / (hy3.num_parameters + hy3.num_mtp_parameters)
     assert bits <= in_bits <= bits * 1.02 + 0.05
+    if has_native():
+        device = load_backend("cpu")
+        for matrix in matrices(hy3, 1):
+            weight_format = formats.of(matrix.name)
+            packed = device.packed_bytes(weight_format, matrix.shape, paired=False)
+            counted = matrix.num_rows * weight_format.row_bytes(matrix.shape[-1])
+            assert counted <= packed <= 1.01 * counted, matrix.name
 
 
 def test_group_size_that_does_not_divide() -> None:

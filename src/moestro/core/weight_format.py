@@ -40,11 +40,13 @@ class WeightFormat:
         return 1 if self.group_size == 0 else -(-in_features // self.group_size)
 
     def row_bytes(self, in_features: int) -> int:
-        """Bytes of one row in the rows layout, scales and zeros included."""
+        """Bytes of one row as it is packed, scales and zeros included, padding not."""
         if self.is_float:
             return in_features * FLOAT_BYTES[self.name]
         codes = in_features // 2 if self.name == "w4a8" else in_features
-        return codes + self.num_groups(in_features) * (_SCALE_BYTES + self.has_zeros)
+        narrow = self.name == "w4a8" and not self.fp32_scales
+        scale_bytes = 2 if narrow else _SCALE_BYTES
+        return codes + self.num_groups(in_features) * (scale_bytes + self.has_zeros)
 
     def __str__(self) -> str:
         group = f" g{self.group_size}" if self.group_size else ""

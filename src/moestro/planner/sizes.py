@@ -14,7 +14,7 @@ _LOGIT_COPIES = 3
 
 
 def weight_bytes(spec: ModelSpec, formats: WeightFormats, num_mtp_layers: int) -> int:
-    """Bytes of all parameters in the rows layout; a device's own layout may pad a little.
+    """Bytes of all parameters; a device's layout may pad a little.
 
     Router weights and expert bias are fp32, matrices have their formats, the rest is plain. A head
     that is tied to the embedding but of another format is a copy of its own.
