@@ -78,9 +78,9 @@ class Measure:
         return read, bound.flops(spec, self.tokens, pairs=pairs, outputs=self.tokens)
 
 
-def _decode(batch: int) -> Measure:
-    command = {"do": "decode", "batch": batch, "context": 64, "steps": 32}
-    return Measure(command, batch * 32, batch, 64)
+def _decode(batch: int, context: int, steps: int) -> Measure:
+    command = {"do": "decode", "batch": batch, "context": context, "steps": steps}
+    return Measure(command, batch * steps, batch, context)
 
 
 def _prefill(tokens: int) -> Measure:
@@ -88,9 +88,9 @@ def _prefill(tokens: int) -> Measure:
 
 
 MEASURES = {
-    "decode-1": _decode(1),
-    "decode-8": _decode(8),
-    "decode-32": _decode(32),
+    "decode-1": _decode(1, 64, 32),
+    "decode-8": _decode(8, 16, 16),
+    "decode-32": _decode(32, 16, 8),
     "prefill-512": _prefill(512),
     "prefill-2048": _prefill(2048),
 }

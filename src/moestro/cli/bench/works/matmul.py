@@ -156,15 +156,20 @@ def popularity() -> tuple[float, ...]:
     engine = {"skip_tokenizer_init": False, "max_model_len": 2048}
     built = build("tiny-hy3", torch.get_num_threads(), engine)
     params = SamplingParams(max_tokens=1, temperature=0.0)
-    built.engine.add_request(built.processor.process(TEXT, params, request_id="text"))
-    shares: list[float] = []
-    while built.engine.has_work():
-        report = built.engine.step()
-        if report.expert_tokens is not None and not shares:
-            for _, counts in report.expert_tokens.rows():
-                shares += [len(counts) * n / sum(counts) for n in counts]
+    totals: dict[int, list[int]] = {}
+    turn = 0
+    while not totals:  # the engine reports its counts every few thousand tokens
+        turn += 1
+        prompt = built.processor.process(TEXT, params, request_id=str(turn))
+        built.engine.add_request(prompt)
+        while built.engine.has_work():
+            report = built.engine.step()
+            if report.expert_tokens is not None:
+                totals |= {layer: list(counts) for layer, counts in report.expert_tokens.rows()}
     built.engine.close()
-    return tuple(shares)
+    return tuple(
+        len(counts) * n / sum(counts) for counts in totals.values() if sum(counts) for n in counts
+    )
 
 
 TEXT = (
