@@ -18,6 +18,8 @@ inline Sums times_zeros(const uint8_t* zeros, int32_t x) {
     return r;
 }
 
+inline Lanes fused(const Lanes& a, const Lanes& b, const Lanes& c) { return fma(a, b, c); }
+
 struct Codes {  // unsigned weights, 16 rows x 4 k
     __m256i half[2];
 };

@@ -12,6 +12,8 @@ inline Sums times_zeros(const uint8_t* zeros, int32_t x) {
     return {_mm512_mullo_epi32(_mm512_cvtepu8_epi32(z), _mm512_set1_epi32(x))};
 }
 
+inline Lanes fused(const Lanes& a, const Lanes& b, const Lanes& c) { return fma(a, b, c); }
+
 using Codes = __m512i;   // unsigned weights, 16 rows x 4 k
 using Signed = __m512i;  // 4 k of one row of activations, in every lane
 inline Codes load_codes(const uint8_t* line) { return _mm512_loadu_si512(line); }
@@ -24,7 +26,11 @@ inline Signed spread_signed(const int8_t* x) {
     __builtin_memcpy(&word, x, 4);
     return _mm512_set1_epi32(word);
 }
-inline Sums dot_codes(Sums a, Codes w, Signed x) { return {_mm512_dpbusd_epi32(a.v, w, x)}; }
+// As assembly: gcc 12 copies the accumulators of the intrinsic through memory in a large tile.
+inline Sums dot_codes(Sums a, Codes w, Signed x) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(a.v) : "v"(w), "v"(x));
+    return a;
+}
 inline Sums dot_nibbles(Sums a, Codes w, Signed x) { return dot_codes(a, w, x); }
 
 using Pairs = __m512i;  // bf16 weights, 16 rows x 2 k

@@ -18,6 +18,17 @@ inline Sums times_zeros(const uint8_t* zeros, int32_t x) {
     return r;
 }
 
+// a * b + c for whole a: in float64, where the product is exact, then rounded. fma without the
+// instruction, but for sums that fall on a tie of float64.
+inline Lanes fused(const Lanes& a, const Lanes& b, const Lanes& c) {
+    typedef double V8d __attribute__((vector_size(64)));
+    const auto wide = [](const F& x) { return __builtin_convertvector(x.v, V8d); };
+    return lanes_of([&](int i) {
+        const V8d sum = wide(a.part[i]) * wide(b.part[i]) + wide(c.part[i]);
+        return F{__builtin_convertvector(sum, V8f)};
+    });
+}
+
 struct Codes {  // unsigned weights, 16 rows x 4 k
     V8u half[2];
 };

@@ -5,7 +5,7 @@
 namespace moestro::MOESTRO_LEVEL {
 namespace {
 
-constexpr int64_t kAhead = 2048;  // bytes of weights asked for ahead, where rows of x are few
+constexpr int64_t kAhead = 2048;  // bytes of weights asked for ahead, by the first to read them
 
 // The bf16 bits of an E4M3 code without its sign bit.
 constexpr int fp8_as_bf16(int code) {

@@ -35,6 +35,7 @@ struct FloatTiles {
     template <int R, int C>
     void run(int64_t row, int64_t vector) const {
         Block b = block;
+        b.fetch = row + vector == 0;
         b.lines += vector * Fmt::kLineBytes;
         b.x += row;
         b.out += row * kOutStride + vector * kVectorRows;
@@ -50,6 +51,7 @@ struct Int8Tiles {
     template <int R, int C>
     void run(int64_t row, int64_t vector) const {
         Block b = block;
+        b.fetch = row + vector == 0;
         b.lines += vector * Int8::kLineBytes;
         b.x += row;
         b.out += row * kOutStride + vector * kVectorRows;
@@ -66,6 +68,7 @@ struct NibbleTiles {
     template <int R, int C>
     void run(int64_t row, int64_t vector) const {
         Block b = block;
+        b.fetch = row + vector == 0;
         b.x += row;
         b.out += row * kOutStride + vector * kVectorRows;
         nibble_tile<zeros, Scale, R, C>(layout, b, vector);
@@ -104,7 +107,8 @@ void multiply_float(const PackedLayout& l, const uint8_t* panel, int64_t width,
                           rows,
                           first * Fmt::kLineK,
                           l.group_scales() ? head : nullptr,
-                          out};
+                          out,
+                          false};
         if constexpr (kIsFp8<Fmt>) {
             using Wide = typename Fmt::Wide;
             if (n > kDecodeRows) {
@@ -138,14 +142,14 @@ void multiply_float(const PackedLayout& l, const uint8_t* panel, int64_t width,
 inline void multiply_int8(const PackedLayout& l, const uint8_t* panel, int64_t width,
                           const void* const* rows, int64_t n, float* out) {
     const Block block{
-        panel + l.head_bytes(width), width * Int8::kLineBytes, l.lines, rows, 0, panel, out};
+        panel + l.head_bytes(width), width * Int8::kLineBytes, l.lines, rows, 0, panel, out, false};
     run_tiles<kMaxTileRows>(n, width, Int8Tiles{l, block});
 }
 
 template <bool zeros, class Scale>
 void multiply_nibbles(const PackedLayout& l, const uint8_t* panel, int64_t width,
                       const void* const* rows, int64_t n, float* out) {
-    const Block block{panel, width * Nibbles::kLineBytes, 0, rows, 0, nullptr, out};
+    const Block block{panel, width * Nibbles::kLineBytes, 0, rows, 0, nullptr, out, false};
     run_tiles<kNibbleTileRows>(n, width, NibbleTiles<zeros, Scale>{l, block});
 }
 
