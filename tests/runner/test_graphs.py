@@ -15,6 +15,7 @@ from moestro.backends import load_backend
 from moestro.backends.cpu import library
 from moestro.core.model_spec import ModelSpec
 from moestro.core.sampling_params import SamplingParams
+from moestro.core.step import NewSequence, Schedule, ScheduledSequence
 from moestro.layers.moe import pack_routers
 from moestro.layers.parameters import Parameters
 from moestro.models.causal_lm import CausalLM
@@ -130,6 +131,43 @@ def test_threads_and_levels_may_change_between_steps() -> None:
         native.set_num_threads(before)
     assert streams[0].token_ids == streams[1].token_ids
     assert streams[0].logprobs == streams[1].logprobs
+
+
+def test_pages_that_were_given_ahead_are_read_when_they_are_reached() -> None:
+    def tokens(runner: ModelRunner) -> list[int]:
+        new = NewSequence(0, (5, 6, 7), 3, GREEDY, 0, 0, frozenset())
+        given, found, start = (9, 4, 30, 2, 11, 7), [], 0
+        for step, count in enumerate((3, *[1] * 18)):
+            item = ScheduledSequence(0, start, count, () if step else given, True)
+            output = runner.execute(Schedule(step, (item,), () if step else (new,)))
+            found += output.sequences[0].token_ids
+            start += count
+        return found
+
+    assert tokens(make(HY3, torch.float32, graphs=True)) == tokens(
+        make(HY3, torch.float32, graphs=False)
+    )
+
+
+def test_a_step_that_cannot_be_captured_runs_eagerly(caplog: pytest.LogCaptureFixture) -> None:
+    runner, eager = (make(HY3, torch.float32, graphs=on) for on in (True, False))
+    forward = CausalLM.forward
+
+    def with_torch(self: CausalLM, *args: Any) -> torch.Tensor:
+        return forward(self, *args) + 0
+
+    results = []
+    with pytest.MonkeyPatch.context() as patch:
+        for each in (runner, eager):
+            cranker = Cranker(each, PAGES, PAGE_SIZE)
+            results.append(cranker.add(0, stream(0, GREEDY)))
+            cranker.step([(0, 99)])
+            patch.setattr(CausalLM, "forward", with_torch)
+            cranker.decode([0], 9)
+            patch.undo()
+    assert results[0].token_ids == results[1].token_ids
+    assert runner.num_graphs == 0
+    assert "torch computes aten.add" in caplog.text
 
 
 def _verification(start: int, width: int, shift: int) -> ForwardBatch:

@@ -10,6 +10,7 @@ from moestro.ops.attention import AttentionMetadata
 from moestro.runner.forward_batch import ForwardBatch, ScoredRun
 from moestro.runner.page_table import PageTable
 from moestro.runner.sequence_state import SequenceState
+from moestro.runner.step_inputs import StepInputs
 
 
 class InputBuilder:
@@ -39,6 +40,44 @@ class InputBuilder:
     def states(self, schedule: Schedule) -> list[SequenceState]:
         """The state of each scheduled sequence, in order."""
         return [self._states[item.seq_id] for item in schedule.sequences]
+
+    def fill_decode(
+        self, schedule: Schedule, states: Sequence[SequenceState], inputs: StepInputs
+    ) -> int:
+        """Write a step in which every sequence computes and samples one token into `inputs`.
+
+        Returns the longest length, or 0, and then nothing has happened, for another kind of step.
+        Raises ValueError as build does.
+        """
+        items = schedule.sequences
+        for item, state in zip(items, states, strict=True):
+            scored = (
+                state.prompt_logprobs_from is not None and item.start < state.num_prompt_tokens - 1
+            )
+            if item.num_tokens != 1 or not item.samples or scored:
+                return 0
+        table, size, count = self._table, self._table.page_size, len(items)
+        ids, positions, slots = [], [], []
+        for item, state in zip(items, states, strict=True):
+            if item.new_pages:
+                table.append(state.row, item.new_pages)
+            self._check(item, state)
+            ids.append(state.token_at(item.start))
+            positions.append(item.start)
+            page, offset = divmod(item.start, size)
+            slots.append(table.pages.item(state.row, page) * size + offset)
+        inputs.ids[:count] = ids
+        inputs.positions[:count] = positions
+        inputs.slots[:count] = slots
+        np.add(inputs.positions[:count], 1, out=inputs.seq_lens[:count], casting="unsafe")
+        longest = max(positions) + 1
+        rows = [state.row for state in states]
+        width = -(-longest // size)
+        if inputs.table_of != (table.version, width, rows):
+            table.pages[:, :width].take(rows, axis=0, out=inputs.table[:count, :width])
+            inputs.table_of = (table.version, width, rows)
+            inputs.starts[: count + 1] = range(count + 1)
+        return longest
 
     def build(self, schedule: Schedule, states: Sequence[SequenceState]) -> ForwardBatch:
         """The batch of a non-empty schedule. Raises ValueError when the two disagree."""

@@ -81,19 +81,19 @@ class ModelRunner:
         if not schedule.sequences:
             return StepOutput(schedule.step_id, (), self._experts.take())
         states = self._inputs.states(schedule)
-        batch = self._inputs.build(schedule, states)
         outputs = [SequenceOutput(state.seq_id) for state in states]
-        logits = None if self._graphs is None else self._graphs.logits(batch)
+        logits = self._decode(schedule, states)
         if logits is not None:
-            self._draw(schedule, states, batch.sampled, logits, outputs)
+            self._draw(schedule, states, range(len(states)), logits, outputs)
         else:
+            batch = self._inputs.build(schedule, states)
             hidden_states = self._scored_rows(batch)
             self._sample(schedule, states, batch, hidden_states, outputs)
             self._score(states, batch, hidden_states, outputs)
         for state, output in zip(states, outputs, strict=True):
             for token_id in output.token_ids:
                 state.append(token_id)
-        counted = self._experts.due(len(batch.input_ids))
+        counted = self._experts.due(schedule.num_tokens)
         return StepOutput(schedule.step_id, tuple(outputs), counted)
 
     def close(self) -> None:
@@ -101,6 +101,14 @@ class ModelRunner:
         if self._graphs is not None:
             self._graphs.close()
         self._kv_pool.close()
+
+    def _decode(self, schedule: Schedule, states: Sequence[SequenceState]) -> torch.Tensor | None:
+        """Logits of a decode step by a captured graph; None where the step is none."""
+        graphs = self._graphs
+        if graphs is None or not graphs.takes(len(states)):
+            return None
+        longest = self._inputs.fill_decode(schedule, states, graphs.inputs)
+        return graphs.decode(len(states), longest) if longest else None
 
     def _scored_rows(self, batch: ForwardBatch) -> torch.Tensor:
         """[M, N]: what the rows batch.logits_indices become after the final norm."""

@@ -6,12 +6,14 @@ import numpy as np
 class PageTable:
     """Rows of page ids, padded with 0. pages: [max_num_seqs, M] int32.
 
-    M leaves room for max_model_len tokens and the page of one token more.
+    M leaves room for max_model_len tokens and the page of one token more. version rises with
+    every change.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, page_size: int) -> None:
         self.page_size = page_size
         self.pages = np.zeros((max_num_seqs, max_model_len // page_size + 1), np.int32)
+        self.version = 0
         self._counts = [0] * max_num_seqs
         self._free = list(range(max_num_seqs - 1, -1, -1))
 
@@ -26,6 +28,7 @@ class PageTable:
 
     def give_row(self, row: int) -> None:
         """Empty a row and make it free."""
+        self.version += 1
         self.pages[row, : self._counts[row]] = 0
         self._counts[row] = 0
         self._free.append(row)
@@ -38,6 +41,7 @@ class PageTable:
             raise ValueError(
                 f"a sequence was given {end} pages; max_model_len allows {self.pages.shape[1]}."
             )
+        self.version += 1
         self.pages[row, begin:end] = new_pages
         self._counts[row] = end
 
