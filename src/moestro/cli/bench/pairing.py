@@ -73,7 +73,7 @@ def summary(
     unsteady = not kept
     used = list(rounds) if unsteady else kept
     engines: dict[str, Any] = {}
-    for name in used[0].seconds:
+    for name in sorted(used[0].seconds, key=lambda name: name != ours):
         rates = [tokens[name] / r.seconds[name] for r in used]
         told: dict[str, Any] = {"tokens_per_s": median(rates), "rates": rates}
         if name in bounds:

@@ -3,6 +3,7 @@
 import argparse
 import datetime
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,6 +29,8 @@ DESCRIPTION = (
     "engines, bench/peers/make_gguf.py converts the model for llama.cpp."
 )
 
+BUSY = 0.7
+"""Load average above which the machine is taken to have other work."""
 OURS, ONE_THREAD = "moestro", "one-thread"
 GGUF_FILES = {"bf16": "bf16.gguf", "w8a8": "q8_0.gguf", "w4a8": "q4_0.gguf"}
 ENGINES: dict[str, dict[str, Any]] = {
@@ -232,8 +235,15 @@ def run(args: argparse.Namespace) -> int:
     report.check_chart(args.chart)
     request = Request.of(args)
     spec = load_model_spec(request.model)
+    load = os.getloadavg()[0]
+    if load > BUSY:
+        note(
+            f"warning: the machine is busy (load {load:.1f}). Engines whose threads spin suffer more "
+            "than others from company: take no figure of this run for a comparison."
+        )
     result = {
         "benchmark": "peers",
+        "load_average": load,
         **measure(request, spec),
         **report.circumstances(args.command_line),
     }
