@@ -160,9 +160,6 @@ def test_no_name_is_both_an_option_and_foreign() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("kv_cache_dtype", "int8"),
-        ("kv_cache_dtype", "fp8"),
-        ("kv_hadamard", True),
         ("scheduling_policy", "deadline"),
         ("async_scheduling", True),
         ("speculative_config", {"method": "mtp", "num_speculative_tokens": 2}),

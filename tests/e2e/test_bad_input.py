@@ -110,7 +110,6 @@ def test_no_chat_template(checkpoint: Path) -> None:
     ("option", "value"),
     [
         ("quantization", "w8a8"),
-        ("kv_cache_dtype", "int8"),
         ("kv_store", "lmdb:///tmp/x"),
         ("tensor_parallel_size", 2),
         ("speculative_config", {"method": "mtp", "num_speculative_tokens": 1}),

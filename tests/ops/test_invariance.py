@@ -39,7 +39,7 @@ ROWS: dict[Op, tuple[str, ...]] = {
 """Parameters that hold one row a token (or sequence); all else is shared by the rows."""
 IN_PLACE = (ops.store_kv,)
 """Each touches an element at most once and alone: nothing to sum in another order."""
-ELSEWHERE = (ops.paged_attention, ops.sample)
+ELSEWHERE = (ops.attention_plan, ops.paged_attention, ops.sample)
 """Held below, and in test_sampling_step.py: rows of their arguments are more than slices."""
 CLAIMS = [(op, b) for op in ROWS for b in op.bodies.get("cpu", ()) if b.invariant]
 

@@ -16,6 +16,7 @@ from moestro.core.model_spec import ModelSpec
 from moestro.core.plan import Plan
 from moestro.errors import CapacityError, ConfigError, UnsupportedError
 from moestro.planner.placement import FitReport, fit_plan, make_plan
+from moestro.planner.report import plan_lines
 
 GIB = 2**30
 DATA = Path(__file__).parents[1] / "core/data"
@@ -139,8 +140,25 @@ def test_types() -> None:
     assert "checkpoint is float32" in made.notes[0]
     assert plan(TINY, dtype="float32").notes == ()
     assert plan(kv_cache_dtype="bfloat16").kv_cache_dtype == "bfloat16"
-    with pytest.raises(ConfigError, match="kv_cache_dtype='bfloat16' with dtype='float32'"):
-        plan(dtype="float32", kv_cache_dtype="bfloat16")
+    assert plan(dtype="float32", kv_cache_dtype="bfloat16").kv_bytes_per_token == 98_304
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_quantised_kv_counts_its_scales(kv_cache_dtype: str, dtype: str) -> None:
+    made = plan(dtype=dtype, kv_cache_dtype=kv_cache_dtype, kv_hadamard=True, max_model_len=4096)
+    assert (made.kv_cache_dtype, made.kv_hadamard) == (kv_cache_dtype, True)
+    # 48 layers of 4 heads, keys and values: 128 codes and a scale
+    assert made.kv_bytes_per_token == 2 * 48 * 4 * (128 + 4)
+    assert f"{kv_cache_dtype}, keys rotated" in "\n".join(plan_lines(made))
+
+
+def test_a_rotation_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="kv_cache_dtype='auto' keeps them in bfloat16"):
+        plan(kv_hadamard=True)
+    odd = spec(head_dim=96)
+    with pytest.raises(UnsupportedError, match=r"power of two; m has 96"):
+        plan(odd, kv_hadamard=True, kv_cache_dtype="int8")
 
 
 def test_length_beyond_the_checkpoint() -> None:

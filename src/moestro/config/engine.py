@@ -15,7 +15,6 @@ from moestro.config.knob import check_fields, knob, knobs_of
 from moestro.config.server import ServerConfig
 from moestro.config.sources import own_options, read_yaml
 
-_KV_FORMATS = "the quantised KV formats"
 _TIERS = "the KV tiers"
 _PARALLEL = "parallelism over several ranks"
 _SPECULATION = "speculative decoding"
@@ -101,12 +100,14 @@ class EngineConfig:
     kv_cache_dtype: str = _limits(
         "auto",
         Choice(("auto", "bfloat16", "int8", "fp8"), {"fp8_e4m3": "fp8"}),
-        "Type of cached keys and values. auto is the compute type.",
-        waits_for=_KV_FORMATS,
-        ready=("auto", "bfloat16"),
+        "Type of cached keys and values. auto is the compute type; int8 and fp8 keep a scale a "
+        "token and head.",
     )
     kv_hadamard: bool = _limits(
-        False, Switch(), "Rotate keys before they are quantised.", waits_for=_KV_FORMATS
+        False,
+        Switch(),
+        "Rotate queries and keys before keys are quantised, which spreads outliers. Needs int8 or "
+        "fp8 and a head dimension that is a power of two.",
     )
     kv_cache_memory_bytes: int | None = _limits(
         None,

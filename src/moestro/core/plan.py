@@ -36,6 +36,7 @@ class Plan:
     num_threads: int
     num_mtp_layers: int = 0
     """MTP layers whose weights are held."""
+    kv_hadamard: bool = False
     notes: tuple[str, ...] = ()
 
     @property

@@ -31,6 +31,7 @@ from moestro.planner.placement import make_plan
 from moestro.planner.report import plan_lines
 from moestro.planner.units import gigabytes
 from moestro.planner.weight_formats import Stored
+from moestro.quant.kv import KV_DTYPES
 from moestro.runner.kv_pool import KVPool
 from moestro.runner.model_runner import ModelRunner
 from moestro.scheduler import Scheduler, SchedulerLimits
@@ -185,7 +186,13 @@ def _load_runner(
 ) -> ModelRunner:
     with _refused_memory(plan):
         model = planned_model(device, plan, spec, model_dir, config, progress)
-        kv_pool = KVPool(spec, plan.num_pages, plan.page_size, getattr(torch, plan.kv_cache_dtype))
+        kv_pool = KVPool(
+            spec,
+            plan.num_pages,
+            plan.page_size,
+            KV_DTYPES[plan.kv_cache_dtype],
+            hadamard=plan.kv_hadamard,
+        )
         return ModelRunner(
             model,
             kv_pool,

@@ -60,6 +60,7 @@ class HyV3Model(Trunk):
             for i in range(num_mtp_layers)
         )
         self.norm = RMSNorm(inner("norm"), hidden, spec.rms_norm_eps)
+        self.num_heads = spec.num_attention_heads
         self.rotary = RotaryTable(spec.rope, spec.head_dim, parameters.device)
 
     def forward(
@@ -71,6 +72,7 @@ class HyV3Model(Trunk):
     ) -> torch.Tensor:
         """See Trunk.forward."""
         rotary = ops.Rotary(self.rotary.up_to(attn.max_seq_len), positions)
+        attn = attn.planned(kv_pages[0], self.num_heads)
         x, residual = self.embed_tokens(input_ids), None
         for i in range(self.num_trunk_layers):
             x, residual = self.layers[i](x, residual, rotary, kv_pages[i], attn)
@@ -90,6 +92,7 @@ class HyV3Model(Trunk):
         layer = self.layers[self.num_trunk_layers + index]
         assert isinstance(layer, HyV3MTPLayer)
         rotary = ops.Rotary(self.rotary.up_to(attn.max_seq_len), positions)
+        attn = attn.planned(pages, self.num_heads)
         x = layer.join(hidden_states, self.embed_tokens(next_token_ids), positions)
         x, residual = layer(x, None, rotary, pages, attn)
         hidden_states, _ = layer.final_layernorm.add(x, residual)

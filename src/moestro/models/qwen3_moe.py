@@ -28,6 +28,7 @@ class Qwen3MoeModel(Trunk):
             for i, is_moe in enumerate(spec.moe_layers)
         )
         self.norm = RMSNorm(inner("norm"), hidden, spec.rms_norm_eps)
+        self.num_heads = spec.num_attention_heads
         self.rotary = RotaryTable(spec.rope, spec.head_dim, parameters.device)
 
     def forward(
@@ -39,6 +40,7 @@ class Qwen3MoeModel(Trunk):
     ) -> torch.Tensor:
         """See Trunk.forward."""
         rotary = ops.Rotary(self.rotary.up_to(attn.max_seq_len), positions)
+        attn = attn.planned(kv_pages[0], self.num_heads)
         x, residual = self.embed_tokens(input_ids), None
         for layer, pages in zip(self.layers, kv_pages, strict=False):
             x, residual = layer(x, residual, rotary, pages, attn)

@@ -1,7 +1,7 @@
 """Every op the models need. `ops.rms_norm(x, w, eps)` runs the body of x's device."""
 
 from moestro.ops.activation import silu_and_mul
-from moestro.ops.attention import AttentionMetadata, paged_attention
+from moestro.ops.attention import AttentionMetadata, attention_plan, paged_attention
 from moestro.ops.kv_pages import KVPages, store_kv
 from moestro.ops.linear import embedding, linear
 from moestro.ops.logit_edits import (
@@ -56,6 +56,7 @@ __all__ = [
     "apply_penalties",
     "apply_token_bias",
     "apply_token_mask",
+    "attention_plan",
     "embedding",
     "implements",
     "linear",

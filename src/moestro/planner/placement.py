@@ -10,7 +10,13 @@ from moestro.core.hardware import HardwareSpec
 from moestro.core.model_spec import ModelSpec
 from moestro.core.plan import Plan
 from moestro.errors import CapacityError, ConfigError, UnsupportedError
-from moestro.planner.sizes import ELEMENT_BYTES, buffer_bytes, graph_bytes, weight_bytes
+from moestro.planner.sizes import (
+    KV_CODE_BYTES,
+    buffer_bytes,
+    graph_bytes,
+    kv_token_bytes,
+    weight_bytes,
+)
 from moestro.planner.units import gigabytes
 from moestro.planner.weight_formats import Stored, choose_weight_formats
 
@@ -110,7 +116,7 @@ class _Placement:
         self.notes.extend(format_notes)
         self.kv_cache_dtype = self._choose_kv_dtype()
         self.wanted_len = self._wanted_len()
-        self.token_bytes = spec.kv_bytes_per_token(ELEMENT_BYTES[self.kv_cache_dtype])
+        self.token_bytes = kv_token_bytes(spec, self.kv_cache_dtype)
         self.page_bytes = self.token_bytes * config.page_size
         self.weight_bytes = weight_bytes(spec, self.weight_formats, self.num_mtp_layers)
         self.buffer_bytes = buffer_bytes(
@@ -161,6 +167,7 @@ class _Placement:
             max_full_sequences=min(config.max_num_seqs, num_pages // self._pages(max_model_len)),
             num_threads=self._num_threads(),
             num_mtp_layers=self.num_mtp_layers,
+            kv_hadamard=self.config.kv_hadamard,
             notes=tuple(self.notes),
         )
 
@@ -176,12 +183,21 @@ class _Placement:
 
     def _choose_kv_dtype(self) -> str:
         wanted = self.config.kv_cache_dtype
-        if wanted not in ("auto", self.dtype):
+        chosen = self.dtype if wanted == "auto" else wanted
+        if not self.config.kv_hadamard:
+            return chosen
+        if chosen not in KV_CODE_BYTES:
             raise ConfigError(
-                f"kv_cache_dtype={wanted!r} with dtype={self.dtype!r}: keys and values are kept in "
-                "the compute type until the quantised KV formats come. Use kv_cache_dtype='auto'."
+                f"kv_hadamard rotates keys before they are quantised, but kv_cache_dtype={wanted!r}"
+                f" keeps them in {chosen}. Use kv_cache_dtype='int8' or 'fp8', or no kv_hadamard."
             )
-        return self.dtype
+        dim = self.spec.head_dim
+        if dim & (dim - 1):
+            raise UnsupportedError(
+                f"kv_hadamard needs a head dimension that is a power of two; {self.model} has "
+                f"{dim}. Leave kv_hadamard off."
+            )
+        return chosen
 
     def _wanted_len(self) -> int:
         limit = self.spec.max_position_embeddings

@@ -9,11 +9,12 @@ def plan_lines(plan: Plan) -> list[str]:
     """What runs, what it takes, what fits: a few lines, the same at start and in `plan`."""
     mtp = f", {plan.num_mtp_layers} MTP layer" if plan.num_mtp_layers else ""
     sequences = f"{plan.max_full_sequences:,} sequence{'s' * (plan.max_full_sequences != 1)}"
+    kv = plan.kv_cache_dtype + ", keys rotated" * plan.kv_hadamard
     lines = [
         f"{plan.model}: {_types(plan)} on {plan.device}, {plan.num_threads} threads",
         f"weights {gigabytes(plan.weight_bytes)}{mtp} + KV {gigabytes(plan.kv_cache_bytes)} + "
         f"buffers {gigabytes(plan.buffer_bytes)} = {gigabytes(plan.total_bytes)}",
-        f"KV: {plan.num_pages:,} pages of {plan.page_size} tokens, {plan.kv_cache_dtype}, "
+        f"KV: {plan.num_pages:,} pages of {plan.page_size} tokens, {kv}, "
         f"{plan.kv_bytes_per_token:,} bytes a token",
         f"KV memory holds {plan.max_context_tokens:,} tokens; max_model_len "
         f"{plan.max_model_len:,}, {sequences} of it at once",

@@ -6,6 +6,8 @@ from moestro.core.plan import LOGITS_BLOCK_BYTES, ROTARY_BLOCK_POSITIONS
 from moestro.core.weight_format import FLOAT_BYTES, WeightFormats
 
 ELEMENT_BYTES = FLOAT_BYTES
+KV_CODE_BYTES = {"int8": 1, "fp8": 1}
+"""A number of a quantised KV cache; each row of head_dim of them has an fp32 scale."""
 _FP32 = 4
 _ROUTER_PANEL = 32
 """A packed router holds a multiple of this many experts."""
@@ -35,6 +37,13 @@ def weight_bytes(spec: ModelSpec, formats: WeightFormats, num_mtp_layers: int) -
     if spec.tie_word_embeddings and formats.head != formats.plain:
         total += spec.vocab_size * formats.head.row_bytes(spec.hidden_size)
     return total
+
+
+def kv_token_bytes(spec: ModelSpec, kv_cache_dtype: str) -> int:
+    """KV bytes of one token over the trunk's layers, scales included."""
+    if kv_cache_dtype in KV_CODE_BYTES:
+        return spec.kv_bytes_per_token(KV_CODE_BYTES[kv_cache_dtype], _FP32)
+    return spec.kv_bytes_per_token(ELEMENT_BYTES[kv_cache_dtype])
 
 
 def buffer_bytes(spec: ModelSpec, dtype: str, num_tokens: int, num_logits: int, length: int) -> int:

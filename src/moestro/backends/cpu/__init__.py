@@ -20,6 +20,7 @@ KERNEL_OPS: tuple[ops.Op, ...] = (
     ops.router_logits,
     ops.moe_router,
     ops.moe_experts,
+    ops.attention_plan,
     ops.paged_attention,
     ops.sample,
     ops.sample_tokens,

@@ -120,14 +120,25 @@ class KvPagesArgs(ctypes.Structure):
     ]
 
 
+class PlanArgs(ctypes.Structure):
+    """Arguments of attention_plan."""
+
+    _fields_ = [
+        *_fields("query_start_loc seq_lens page_table plan", c_void_p),
+        *_fields("capacity page_table_stride page_table_width", c_int64),
+        *_fields("num_tokens num_seqs num_heads num_kv_heads head_dim", c_int64),
+        *_fields("kv_row_bytes num_pages page_size num_parts", c_int64),
+    ]
+
+
 class AttentionArgs(ctypes.Structure):
     """Arguments of paged_attention; strides in elements."""
 
     _fields_ = [
-        *_fields("q out query_start_loc seq_lens page_table", c_void_p),
+        *_fields("q out query_start_loc seq_lens page_table plan", c_void_p),
         ("pages", KvPagesArgs),
         *_fields("page_table_stride page_table_width", c_int64),
-        *_fields("num_tokens num_seqs num_heads num_kv_heads head_dim", c_int64),
+        *_fields("num_tokens num_seqs num_heads num_kv_heads head_dim plan_size", c_int64),
         ("q_dtype", c_int32),
         ("scale", c_float),
     ]
@@ -204,6 +215,7 @@ ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "moe_gating_top_k": GatingArgs,
     "moe_router": RouterArgs,
     "moe_experts": MoeArgs,
+    "attention_plan": PlanArgs,
     "paged_attention": AttentionArgs,
     "sample": SampleArgs,
     "token_logprobs": LogprobArgs,

@@ -36,6 +36,7 @@ constexpr Op kOps[] = {
     {"moe_gating_top_k", sizeof(GatingArgs), launch_moe_gating_top_k},
     {"moe_router", sizeof(RouterArgs), launch_moe_router},
     {"moe_experts", sizeof(MoeArgs), launch_moe_experts},
+    {"attention_plan", sizeof(PlanArgs), launch_attention_plan},
     {"paged_attention", sizeof(AttentionArgs), launch_paged_attention},
     {"sample", sizeof(SampleArgs), launch_sample},
     {"token_logprobs", sizeof(LogprobArgs), launch_token_logprobs},

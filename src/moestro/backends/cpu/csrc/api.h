@@ -55,6 +55,7 @@ Status launch_unpack(const void* args);
 Status launch_moe_experts(const void* args);
 Status launch_moe_gating_top_k(const void* args);
 Status launch_moe_router(const void* args);
+Status launch_attention_plan(const void* args);
 Status launch_paged_attention(const void* args);
 Status launch_sample(const void* args);
 Status launch_token_logprobs(const void* args);

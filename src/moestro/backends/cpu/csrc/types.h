@@ -37,15 +37,29 @@ struct KvPages {
     int32_t dtype, reserved;
 };
 
+// The task map of a step's attention; see attention_plan.h. kv_row_bytes: of one position's key
+// and value of one kv head, scales included. num_parts: threads to share the work; 0 is all.
+struct PlanArgs {
+    const int32_t* query_start_loc;  // [S + 1]
+    const int32_t* seq_lens;         // [S]
+    const int32_t* page_table;       // [S, M]
+    int32_t* plan;                   // [capacity]
+    int64_t capacity;
+    int64_t page_table_stride, page_table_width;
+    int64_t num_tokens, num_seqs, num_heads, num_kv_heads, head_dim;
+    int64_t kv_row_bytes, num_pages, page_size, num_parts;
+};
+
 struct AttentionArgs {
     const void* q;                   // [T, H, D], contiguous
     void* out;                       // [T, H, D], contiguous
     const int32_t* query_start_loc;  // [S + 1]
     const int32_t* seq_lens;         // [S]
     const int32_t* page_table;       // [S, M]
+    const int32_t* plan;             // of attention_plan for this batch, or null: made on the way
     KvPages pages;
     int64_t page_table_stride, page_table_width;
-    int64_t num_tokens, num_seqs, num_heads, num_kv_heads, head_dim;
+    int64_t num_tokens, num_seqs, num_heads, num_kv_heads, head_dim, plan_size;
     int32_t q_dtype;
     float scale;
 };

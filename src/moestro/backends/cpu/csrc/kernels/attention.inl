@@ -6,11 +6,6 @@
 // keys and values up to its position: chunking, batching and the split over threads change who
 // computes, never what.
 
-constexpr int64_t kTile = 64;
-constexpr int64_t kSuper = 512;
-constexpr int64_t kQueryRows = 64;  // rows (token, head of the group) that share a tile's keys
-constexpr int64_t kSplitBytes = int64_t{64} << 20;
-
 // Softmax state of up to kQueryRows rows: running maximum, sum and weighted values.
 struct RowState {
     float* highest;  // [rows]
@@ -28,23 +23,18 @@ struct QueryBlock {
 // What both kinds of kernel share: how the queries of a batch are cut into blocks.
 struct AttentionShape {
     const AttentionArgs& a;
-    int64_t group, dim, tokens_per_block;
+    int64_t group, dim, block_tokens;
 
     explicit AttentionShape(const AttentionArgs& args)
         : a(args),
           group(args.num_heads / args.num_kv_heads),
           dim(args.head_dim),
-          tokens_per_block(kQueryRows / group > 0 ? kQueryRows / group : 1) {}
-
-    int64_t block_count(int64_t seq) const {
-        const int64_t n = a.query_start_loc[seq + 1] - a.query_start_loc[seq];
-        return blocks(n, tokens_per_block);
-    }
+          block_tokens(tokens_per_block(group)) {}
 
     QueryBlock block_at(int64_t seq, int64_t kv_head, int64_t index) const {
         const int64_t begin = a.query_start_loc[seq], n = a.query_start_loc[seq + 1] - begin;
-        const int64_t skip = index * tokens_per_block;
-        const int64_t tokens = smaller(tokens_per_block, n - skip);
+        const int64_t skip = index * block_tokens;
+        const int64_t tokens = smaller(block_tokens, n - skip);
         QueryBlock block;
         block.seq = seq;
         block.kv_head = kv_head;
@@ -105,75 +95,87 @@ struct AttentionShape {
     }
 };
 
-// One unit of work: a block of queries, or one of its super-tiles when `slot` names a place for
-// its state.
-struct AttentionWork {
-    QueryBlock block;
-    int64_t super;
-    int64_t slot;
-};
-
+// Runs a plan's tasks: each worker takes the next one, largest first. A unit that is one task is
+// merged on the way. Of a cut unit every task leaves its states; who finds that none is left to do
+// merges them in order.
+//
 // Kernel: see Attention in attention_f32.inl.
 template <class Kernel>
-Status attend(const AttentionArgs& args) {
-    const Kernel op(args);
-    const int workers = num_workers();
-    int64_t num_blocks = 0, num_supers = 0;
-    for (int64_t s = 0; s < args.num_seqs; ++s)
-        for (int64_t i = 0; i < op.block_count(s); ++i) {
-            num_blocks += args.num_kv_heads;
-            num_supers += args.num_kv_heads * op.block_at(s, 0, i).supers;
+struct AttentionRun {
+    const Kernel op;
+    const PlanHeader& header;
+    const PlanTask* tasks;
+    int workers = num_workers();
+    int64_t state_rows;
+    char* worker_base = nullptr;
+    float* state_base = nullptr;
+    int32_t* left = nullptr;  // tasks of each cut unit still to do
+
+    explicit AttentionRun(const AttentionArgs& args)
+        : op(args),
+          header(*reinterpret_cast<const PlanHeader*>(args.plan)),
+          tasks(reinterpret_cast<const PlanTask*>(args.plan + 8)),
+          state_rows((header.state_rows + 15) / 16 * 16) {}
+
+    int64_t worker_bytes() const { return lines(op.worker_floats() * 4); }
+
+    RowState state(int64_t slot) const {
+        return op.state_at(state_base + slot * op.state_floats(state_rows), state_rows);
+    }
+
+    bool find_memory() {
+        const int64_t counts = lines(header.num_cut * static_cast<int64_t>(sizeof(*left)));
+        const int64_t states = header.num_slots * op.state_floats(state_rows) * 4;
+        const int64_t bytes = counts + worker_bytes() * workers + states;
+        char* base = static_cast<char*>(call_scratch(static_cast<size_t>(bytes)));
+        if (base == nullptr) return false;
+        left = reinterpret_cast<int32_t*>(base);
+        worker_base = base + counts;
+        state_base = reinterpret_cast<float*>(worker_base + worker_bytes() * workers);
+        for (int64_t i = 0; i < header.num_cut; ++i) left[i] = 0;
+        for (int64_t i = 0; i < header.num_tasks; ++i)
+            if (tasks[i].cut >= 0) ++left[tasks[i].cut];
+        return true;
+    }
+
+    template <class Buffers>
+    void run_part(const PlanTask& task, const QueryBlock& block, Buffers b) const {
+        if (task.begin == 0) b.whole = state(task.slot);
+        op.load_queries(block, b);
+        for (int64_t super = task.begin; super < task.end; ++super) {
+            if (task.begin != 0) b.part = state(task.slot + 1 + super - task.first_end);
+            const int64_t from = op.take_super(block, super, b);
+            if (task.begin == 0) op.merge(b.part, from, block.rows, super == 0, b.whole);
         }
-    if (num_blocks == 0) return kOk;
-    const int64_t states = num_supers * op.state_floats() * 4;
-    const bool split =
-        workers > 1 && num_blocks < 4 * workers && num_supers > num_blocks && states <= kSplitBytes;
-    const int64_t num_work = split ? num_supers : num_blocks;
-    const int64_t worker_bytes = lines(op.worker_floats() * 4);
-    const int64_t bytes = lines(num_work * static_cast<int64_t>(sizeof(AttentionWork))) +
-                          worker_bytes * workers + (split ? states : 0);
-    char* base = static_cast<char*>(call_scratch(static_cast<size_t>(bytes)));
-    if (base == nullptr) return kNoMemory;
-    char* worker_base = base + lines(num_work * static_cast<int64_t>(sizeof(AttentionWork)));
-    float* state_base = reinterpret_cast<float*>(worker_base + worker_bytes * workers);
-    AttentionWork* work = reinterpret_cast<AttentionWork*>(base);
-    int64_t n = 0;
-    for (int64_t s = 0; s < args.num_seqs; ++s)
-        for (int64_t i = op.block_count(s) - 1; i >= 0; --i)  // longest first
-            for (int64_t g = 0; g < args.num_kv_heads; ++g) {
-                const QueryBlock block = op.block_at(s, g, i);
-                for (int64_t super = 0; super < (split ? block.supers : 1); ++super, ++n)
-                    work[n] = {block, super, split ? n : -1};
+        if (__atomic_fetch_sub(left + task.cut, 1, __ATOMIC_ACQ_REL) != 1) return;
+        const RowState whole = state(task.slot);
+        for (int64_t super = task.first_end; super < block.supers; ++super)
+            op.merge(state(task.slot + 1 + super - task.first_end),
+                     op.first_row(block, super * kSuper), block.rows, false, whole);
+        op.write(block, whole);
+    }
+
+    void run() const {
+        int64_t next = 0;
+        const auto take = [&] { return __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED); };
+        const auto work = [&](int64_t, int worker) {
+            const auto b =
+                op.buffers(reinterpret_cast<float*>(worker_base + worker * worker_bytes()));
+            for (int64_t i = take(); i < header.num_tasks; i = take()) {
+                const PlanTask& task = tasks[i];
+                const QueryBlock block = op.block_at(task.seq, task.kv_head, task.block);
+                task.cut < 0 ? op.run_block(block, b) : run_part(task, block, b);
             }
-    const auto buffers = [&](int worker) {
-        return op.buffers(reinterpret_cast<float*>(worker_base + worker * worker_bytes));
-    };
-    const auto state = [&](int64_t slot) {
-        return op.state_at(state_base + slot * op.state_floats());
-    };
-    parallel(
-        num_work,
-        [&](int64_t i, int worker) {
-            auto b = buffers(worker);
-            if (!split) return op.run_block(work[i].block, b);
-            b.part = state(work[i].slot);
-            op.load_queries(work[i].block, b);
-            op.take_super(work[i].block, work[i].super, b);
-        },
-        workers);
-    if (!split) return kOk;
-    parallel(
-        num_work,
-        [&](int64_t i, int worker) {
-            if (work[i].super != 0) return;
-            const QueryBlock& block = work[i].block;
-            const auto b = buffers(worker);
-            for (int64_t super = 0; super < block.supers; ++super) {
-                op.merge(state(work[i + super].slot), op.first_row(block, super * kSuper),
-                         block.rows, super == 0, b.whole);
-            }
-            op.write(block, b.whole);
-        },
-        workers);
+        };
+        parallel(smaller(workers, header.num_tasks), work, workers);
+    }
+};
+
+template <class Kernel>
+Status attend(const AttentionArgs& args) {
+    AttentionRun<Kernel> run(args);
+    if (run.header.num_tasks == 0) return kOk;
+    if (!run.find_memory()) return kNoMemory;
+    run.run();
     return kOk;
 }

@@ -20,8 +20,7 @@ struct TileAttention : AttentionShape {
 
     // acc: [row group][value_groups * 16][row]
     int64_t group_floats() const { return value_groups * kLanes * kLanes; }
-    int64_t acc_floats() const { return kRowGroups * group_floats(); }
-    int64_t state_floats() const { return 2 * kQueryRows + acc_floats(); }
+    int64_t state_floats(int64_t rows) const { return rows * (2 + value_groups * kLanes); }
     int64_t worker_floats() const {
         return kQueryRows +                         // ends
                kRowGroups * key_chunks * 256 +      // q
@@ -29,10 +28,11 @@ struct TileAttention : AttentionShape {
                kRowGroups * kTile * kLanes +        // high and low probabilities
                value_groups * kTile * kLanes / 2 +  // values
                kLanes * key_chunks * kTileK +       // keys that do not lie in one piece
-               2 * group_floats() + 2 * state_floats();
+               2 * group_floats() + 2 * state_floats(kQueryRows);
     }
 
-    RowState state_at(float* at) const { return {at, at + kQueryRows, at + 2 * kQueryRows}; }
+    // rows: whole groups.
+    RowState state_at(float* at, int64_t rows) const { return {at, at + rows, at + 2 * rows}; }
 
     struct Buffers {
         int32_t* ends;        // [row], the position after the row's own
@@ -60,8 +60,8 @@ struct TileAttention : AttentionShape {
         b.values = reinterpret_cast<bf16*>(take(value_groups * kTile * kLanes / 2));
         b.keys = reinterpret_cast<bf16*>(take(kLanes * key_chunks * kTileK));
         b.product = take(2 * group_floats());
-        b.part = state_at(take(state_floats()));
-        b.whole = state_at(take(state_floats()));
+        b.part = state_at(take(state_floats(kQueryRows)), kQueryRows);
+        b.whole = state_at(take(state_floats(kQueryRows)), kQueryRows);
         return b;
     }
 

@@ -42,12 +42,12 @@ struct Attention : AttentionShape {
     explicit Attention(const AttentionArgs& args)
         : AttentionShape(args), lanes((args.head_dim + W - 1) / W * W) {}
 
-    int64_t state_floats() const { return kQueryRows * (lanes + 2); }
+    int64_t state_floats(int64_t rows) const { return rows * (lanes + 2); }
     int64_t worker_floats() const {
-        return kQueryRows * (lanes + kTile) + kTile * 2 * lanes + 2 * state_floats();
+        return kQueryRows * (lanes + kTile) + kTile * 2 * lanes + 2 * state_floats(kQueryRows);
     }
 
-    RowState state_at(float* at) const { return {at, at + kQueryRows, at + 2 * kQueryRows}; }
+    RowState state_at(float* at, int64_t rows) const { return {at, at + rows, at + 2 * rows}; }
 
     struct Buffers {
         float *q, *scores, *keys, *values;
@@ -60,8 +60,9 @@ struct Attention : AttentionShape {
         b.scores = b.q + kQueryRows * lanes;
         b.keys = b.scores + kQueryRows * kTile;
         b.values = b.keys + kTile * lanes;
-        b.part = state_at(b.values + kTile * lanes);
-        b.whole = state_at(b.values + kTile * lanes + state_floats());
+        float* states = b.values + kTile * lanes;
+        b.part = state_at(states, kQueryRows);
+        b.whole = state_at(states + state_floats(kQueryRows), kQueryRows);
         return b;
     }
 
