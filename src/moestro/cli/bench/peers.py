@@ -238,8 +238,8 @@ def run(args: argparse.Namespace) -> int:
     load = os.getloadavg()[0]
     if load > BUSY:
         note(
-            f"warning: the machine is busy (load {load:.1f}). Engines whose threads spin suffer more "
-            "than others from company: take no figure of this run for a comparison."
+            f"warning: the machine is busy (load {load:.1f}). Engines whose threads spin suffer "
+            "more than others from company: take no figure of this run for a comparison."
         )
     result = {
         "benchmark": "peers",
