@@ -1,4 +1,7 @@
-"""Chi-square of 100,000 draws for each option against probabilities computed in plain float64."""
+"""Chi-square of 100,000 draws for each option against probabilities computed in plain float64.
+
+Where the reference serves, which sorts a row at a time, fewer.
+"""
 
 import math
 
@@ -8,8 +11,10 @@ import torch
 
 import moestro.backends.cpu  # noqa: F401 -- registers the bodies
 from moestro import ops
+from moestro.backends.cpu import library
 
-DRAWS = 100_000
+DRAWS = 100_000 if library.has_native() else 5_000
+full_vocabulary = pytest.mark.skipif(not library.has_native(), reason="hours of sorting")
 LOGITS = [2.0, 1.5, 0.3, 0.0, 0.0, -0.4, -1.0, -1.7, -2.5, -4.0]
 
 
@@ -120,6 +125,7 @@ def test_rare_tokens_come_at_their_rate():
     assert ((groups - len(hits) / 10) ** 2).sum() / (len(hits) / 10) < 36
 
 
+@full_vocabulary
 def test_the_tail_of_the_noise_at_full_vocabulary():
     """One token at 1 - 2e-9 against 120,831 that share the rest.
 
@@ -133,6 +139,7 @@ def test_the_tail_of_the_noise_at_full_vocabulary():
     assert (drawn == 777).all()
 
 
+@full_vocabulary
 def test_the_tail_is_not_cut_off_either():
     """Tokens of 2.5e-7 each in a vocabulary of 120,832 together get their 3%."""
     vocab, draws = 120_832, 20_000
