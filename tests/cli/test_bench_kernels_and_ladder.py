@@ -3,10 +3,14 @@
 import json
 
 import pytest
+import torch
 from tests.cli.terminal import main
 
+from moestro import ops
 from moestro.cli.bench.ladder import RUNGS, same_prefix, steps_of
 from moestro.cli.bench.pairing import Round
+from moestro.cli.bench.works.attention import CUTS, DIM, make_batch, other_cuts
+from moestro.cli.bench.works.matmul import Shape
 
 
 def test_gains_multiply_up() -> None:
@@ -45,6 +49,17 @@ def test_a_group_of_kernels(capsys: pytest.CaptureFixture[str]) -> None:
         assert row["engines"]["moestro"]["share_of_bound"] > 0
         assert row["engines"]["unfused torch"]["ratio"] > 0
     assert told["limits"]["bf16_flops_per_s"] > 0
+
+
+def test_other_task_maps_give_the_same_bits() -> None:
+    sequences = ((1, 3000), (5, 700), (1, 40))
+    shape = Shape("small", 64, 4, 2, 0, 0, 0, 0)
+    batch = make_batch(shape, sequences)
+    expected = ops.paged_attention(batch.q, batch.pages, batch.metadata, DIM**-0.5)
+    calls = other_cuts([batch], shape, sequences)
+    assert set(calls) == set(CUTS)
+    for name, call in calls.items():
+        assert torch.equal(call(0), expected), name  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Attention over pages: single lengths, mixes of lengths, and the element-wise chain before it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -9,8 +9,11 @@ import torch.nn.functional as F  # noqa: N812
 from moestro import ops
 from moestro.cli.bench.works.matmul import SHAPES, Shape
 from moestro.cli.bench.works.work import COLD_BYTES, Call, Work, normal
+from moestro.ops.attention_plan import PlanShape, cut_units, find_units
 
 PAGE, DIM = 64, 128
+CUTS = {"whole": 2**30, "cut every 8K": 16, "cut every 2K": 4, "cut every 512": 1}
+"""Fixed splits of a sequence's positions, in super-tiles."""
 BATCHES: dict[str, tuple[tuple[int, int], ...]] = {
     "decode 1 x 512": ((1, 512),),
     "decode 1 x 4K": ((1, 4096),),
@@ -53,14 +56,14 @@ def _attention(shape: Shape, title: str, sequences: tuple[tuple[int, int], ...])
         "attention",
         f"{shape.name} {title}",
         _ours(batches),
-        {"SDPA a sequence": _sdpa(batches, sequences)},
+        {**other_cuts(batches, shape, sequences), "SDPA a sequence": _sdpa(batches, sequences)},
         size,
         4.0 * seen * shape.heads * DIM,
     )
 
 
 def make_batch(shape: Shape, sequences: tuple[tuple[int, int], ...]) -> Batch:
-    """Random pages, each sequence's own in a row."""
+    """Random pages, each sequence's own in a row, and the task map that all layers share."""
     counts = [-(-n // PAGE) for _, n in sequences]
     k, v = (normal(sum(counts), shape.kv_heads, PAGE, DIM) for _ in range(2))
     queries = [q for q, _ in sequences]
@@ -81,8 +84,9 @@ def make_batch(shape: Shape, sequences: tuple[tuple[int, int], ...]) -> Batch:
         max(queries),
         max(n for _, n in sequences),
     )
-    q = normal(total, shape.heads, DIM)
-    return Batch(q, ops.KVPages(k, v), metadata, tuple(plain))  # type: ignore[arg-type]
+    q, pages = normal(total, shape.heads, DIM), ops.KVPages(k, v)
+    planned = metadata.planned(pages, shape.heads)
+    return Batch(q, pages, planned, tuple(plain))  # type: ignore[arg-type]
 
 
 def _ours(batches: list[Batch]) -> Call:
@@ -91,6 +95,28 @@ def _ours(batches: list[Batch]) -> Call:
         return ops.paged_attention(b.q, b.pages, b.metadata, DIM**-0.5)
 
     return call
+
+
+def other_cuts(
+    batches: list[Batch], shape: Shape, sequences: tuple[tuple[int, int], ...]
+) -> dict[str, Call]:
+    """The same kernel with task maps that look at no cost: each block of queries whole, or every
+    so many super-tiles. One-sequence batches would only repeat what another row says."""
+    if len(sequences) == 1 and sequences[0][0] > 1:
+        return {}
+    row_bytes = 2 * DIM * batches[0].pages.k.itemsize
+    size = PlanShape(shape.heads, shape.kv_heads, DIM, row_bytes, torch.get_num_threads())
+    starts, lengths = (
+        t.tolist() for t in (batches[0].metadata.query_start_loc, batches[0].metadata.seq_lens)
+    )
+    units = find_units(starts, lengths, size)
+    calls = {}
+    for name, supers in CUTS.items():
+        steps = [min(unit.num_supers, supers) for unit in units]
+        words = cut_units(units, steps, size).words(size, len(lengths), len(batches[0].q))
+        plan = torch.tensor(words, dtype=torch.int32)
+        calls[name] = _ours([replace(b, metadata=replace(b.metadata, plan=plan)) for b in batches])
+    return calls
 
 
 def _sdpa(batches: list[Batch], sequences: tuple[tuple[int, int], ...]) -> Call:
