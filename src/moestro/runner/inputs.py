@@ -49,29 +49,27 @@ class InputBuilder:
         Returns the longest length, or 0, and then nothing has happened, for another kind of step.
         Raises ValueError as build does.
         """
-        items = schedule.sequences
-        for item, state in zip(items, states, strict=True):
-            scored = (
-                state.prompt_logprobs_from is not None and item.start < state.num_prompt_tokens - 1
-            )
-            if item.num_tokens != 1 or not item.samples or scored:
+        for item, state in zip(schedule.sequences, states, strict=True):
+            if item.num_tokens != 1 or not item.samples or _is_scored(item, state):
                 return 0
-        table, size, count = self._table, self._table.page_size, len(items)
-        ids, positions, slots = [], [], []
-        for item, state in zip(items, states, strict=True):
+        table, size, count = self._table, self._table.page_size, len(states)
+        ids, positions, slots, rows = [], [], [], []
+        for item, state in zip(schedule.sequences, states, strict=True):
+            start, row = item.start, state.row
             if item.new_pages:
-                table.append(state.row, item.new_pages)
-            self._check(item, state)
-            ids.append(state.token_at(item.start))
-            positions.append(item.start)
-            page, offset = divmod(item.start, size)
-            slots.append(table.pages.item(state.row, page) * size + offset)
+                table.append(row, item.new_pages)
+            if start + 1 != state.num_tokens or start >= table.capacity(row):
+                self._check(item, state)
+            ids.append(state.token_at(start))
+            positions.append(start)
+            page, offset = divmod(start, size)
+            slots.append(table.pages.item(row, page) * size + offset)
+            rows.append(row)
         inputs.ids[:count] = ids
         inputs.positions[:count] = positions
         inputs.slots[:count] = slots
         np.add(inputs.positions[:count], 1, out=inputs.seq_lens[:count], casting="unsafe")
         longest = max(positions) + 1
-        rows = [state.row for state in states]
         width = -(-longest // size)
         if inputs.table_of != (table.version, width, rows):
             table.pages[:, :width].take(rows, axis=0, out=inputs.table[:count, :width])
@@ -150,6 +148,11 @@ class InputBuilder:
                 f"sequence {item.seq_id} is scheduled up to position {end}, but its pages hold "
                 f"{self._table.capacity(state.row)} tokens."
             )
+
+
+def _is_scored(item: ScheduledSequence, state: SequenceState) -> bool:
+    """Whether a step of one token may score a token of the prompt."""
+    return state.prompt_logprobs_from is not None and item.start < state.num_prompt_tokens - 1
 
 
 def _scored_runs(
