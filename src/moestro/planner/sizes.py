@@ -19,7 +19,7 @@ def weight_bytes(spec: ModelSpec, formats: WeightFormats, num_mtp_layers: int) -
     """Bytes of all parameters; a device's layout may pad a little.
 
     Router weights and expert bias are fp32, matrices have their formats, the rest is plain. A head
-    that is tied to the embedding but of another format is a copy of its own.
+    that is tied to the embedding is counted too: packed, it is a copy of its own.
     """
     element = FLOAT_BYTES[formats.plain.name]
     parameters = spec.num_parameters
@@ -34,7 +34,7 @@ def weight_bytes(spec: ModelSpec, formats: WeightFormats, num_mtp_layers: int) -
         columns = matrix.shape[-1]
         one = formats.of(matrix.name).row_bytes(columns) - columns * element
         total += matrix.num_rows * one
-    if spec.tie_word_embeddings and formats.head != formats.plain:
+    if spec.tie_word_embeddings:
         total += spec.vocab_size * formats.head.row_bytes(spec.hidden_size)
     return total
 

@@ -316,7 +316,10 @@ def _views(
 def _map(file: BinaryIO) -> mmap.mmap:
     # Private and writable, so that torch takes it without a copy; nobody writes to it.
     flags = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
-    return mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    mapping = mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    if hasattr(mmap, "MADV_WILLNEED"):
+        mapping.madvise(mmap.MADV_WILLNEED)
+    return mapping
 
 
 def _delete_if_unlocked(path: Path) -> None:
