@@ -11,10 +11,11 @@ from bench.make_model import make_model, parse_args
 from bench.make_quantized import KINDS, Options, make_quantized
 from safetensors.torch import load_file, save_file
 
+from moestro import LLM, SamplingParams
 from moestro.config import EngineConfig
 from moestro.core.model_config import load_model_spec
 from moestro.core.weight_format import WeightFormat
-from moestro.errors import CheckpointError
+from moestro.errors import CheckpointError, ConfigError
 from moestro.layers.parameters import Parameter, Parameters
 from moestro.models.registry import build_model
 from moestro.planner.weight_formats import choose_weight_formats
@@ -207,3 +208,16 @@ def test_scheme_that_the_config_does_not_say(source: Path, tmp_path: Path) -> No
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="stored as w8a8, which quantization_config does not"):
         load(folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_engine_runs_it(kind: str, source: Path, tmp_path: Path) -> None:
+    folder = make_quantized(source, tmp_path, kind, Options())
+    options = {"max_model_len": 64, "kv_cache_memory_bytes": "4MB", "num_threads": 1}
+    with LLM(str(folder), **options) as llm:
+        assert llm.plan.weight_formats.linear == WANTED[kind]
+        assert llm.plan.weight_formats.head == WeightFormat("bfloat16")
+        out = llm.generate([[5, 6, 7, 8]], SamplingParams(temperature=0.0, max_tokens=4))
+    assert len(out[0].outputs[0].token_ids) == 4
+    with pytest.raises(ConfigError, match="quantised already"):
+        LLM(str(folder), quantization="w8a8" if "w8a8" not in kind else "fp8", **options)
