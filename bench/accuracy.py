@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What each weight format costs tiny-hy3 on its held-out text.
+"""What each format of weights and KV costs tiny-hy3 on its held-out text.
 
     python bench/accuracy.py                        # perplexity, and KL from bf16
     python bench/accuracy.py --simulate --windows 2 # kernels beside the byte spec in torch
@@ -39,6 +39,7 @@ from moestro.models.causal_lm import CausalLM  # noqa: E402
 from moestro.models.registry import build_model  # noqa: E402
 from moestro.ops.registry import Body, Op  # noqa: E402
 from moestro.planner.weight_formats import choose_weight_formats  # noqa: E402
+from moestro.quant.kv import KV_DTYPES  # noqa: E402
 from moestro.weights.loader import load_weights  # noqa: E402
 from moestro.weights.source import resolve_model  # noqa: E402
 
@@ -51,6 +52,16 @@ RUNS: dict[str, dict[str, Any]] = {
     "w4a8 g64": {"quantization": "w4a8", "quantization_group_size": 64},
     "w4a8 g128": {"quantization": "w4a8", "quantization_group_size": 128},
     "fp8": {"quantization": "fp8"},
+    "int8 KV": {"kv_cache_dtype": "int8"},
+    "int8 KV, rotated": {"kv_cache_dtype": "int8", "kv_hadamard": True},
+    "fp8 KV": {"kv_cache_dtype": "fp8"},
+    "fp8 KV, rotated": {"kv_cache_dtype": "fp8", "kv_hadamard": True},
+    "w8a8, int8 KV": {"quantization": "w8a8", "kv_cache_dtype": "int8"},
+    "w8a8, int8 KV, rotated": {
+        "quantization": "w8a8",
+        "kv_cache_dtype": "int8",
+        "kv_hadamard": True,
+    },
 }
 BASE = "bfloat16"
 
@@ -86,9 +97,14 @@ def load(
     return model
 
 
-def window_logits(model: CausalLM, window: np.ndarray) -> torch.Tensor:
-    """[WINDOW, V] fp32."""
-    loop = PagedLoop(model, 1, len(window), page_size=64)
+def window_logits(
+    model: CausalLM, window: np.ndarray, options: dict[str, Any] | None = None
+) -> torch.Tensor:
+    """[WINDOW, V] fp32; options: the engine's, of which those of KV count here."""
+    options = options or {}
+    kv_dtype = KV_DTYPES.get(options.get("kv_cache_dtype", "auto"))
+    hadamard = options.get("kv_hadamard", False)
+    loop = PagedLoop(model, 1, len(window), 64, kv_dtype, hadamard=hadamard)
     parts = np.split(window, np.cumsum(CHUNKS)[:-1]) if len(window) > CHUNKS[0] else [window]
     return model.compute_logits(torch.cat([loop.step([part]) for part in parts]))
 
@@ -121,7 +137,9 @@ def measure(
         teacher = window_logits(models[BASE], window)
         for name, model in models.items():
             with reference_products() if simulate and name != BASE else nullcontext():
-                logits = teacher if name == BASE else window_logits(model, window)
+                logits = teacher
+                if name != BASE:
+                    logits = window_logits(model, window, RUNS.get(name, {}))
             nll[name].append(window_nll(logits, window))
             kl[name].append(mean_kl(teacher.numpy(), logits.numpy()))
     base = perplexity(nll[BASE])

@@ -116,6 +116,32 @@ def test_the_equalities_hold_in_fp32(name: str) -> None:
         assert run_together(llm) == list(undisturbed(name, "float32"))
 
 
+@pytest.mark.parametrize("name", NAMES[1:])
+@pytest.mark.parametrize(
+    ("dtype", "kv_cache_dtype", "kv_hadamard"),
+    [
+        ("auto", "int8", False),
+        ("auto", "int8", True),
+        ("auto", "fp8", False),
+        ("float32", "fp8", True),
+        ("float32", "bfloat16", False),
+    ],
+)
+def test_the_equalities_hold_for_quantised_kv(
+    name: str, dtype: str, kv_cache_dtype: str, kv_hadamard: bool
+) -> None:
+    options = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "kv_hadamard": kv_hadamard}
+    with start(name, **options, enable_prefix_caching=False, enforce_eager=True) as llm:
+        alone = run_one_by_one(llm)
+    with start(name, **options, max_num_batched_tokens=37, num_threads=2) as llm:
+        assert run_together(llm) == alone
+        page_bytes = llm.plan.kv_cache_bytes // llm.plan.num_pages
+        assert run_one_by_one(llm)[:-1] == alone[:-1]  # from the prefix cache; own seeds differ
+    with start(name, **options, max_model_len=256, kv_cache_memory_bytes=17 * page_bytes) as llm:
+        assert run_together(llm) == alone
+        assert llm.stats().num_preemptions > 0
+
+
 @pytest.mark.parametrize("level", status().available_isas)
 @pytest.mark.parametrize("name", ["hy_v3", *QUANTIZED[1:4]])
 def test_every_kernel_level_keeps_the_promise(name: str, level: str) -> None:

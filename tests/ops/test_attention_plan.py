@@ -1,6 +1,8 @@
 """The task map of attention: every super-tile once, loads bounded, native and Python alike."""
 
+import runpy
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from moestro.ops.attention_plan import (
     position_cost,
 )
 
+ROOT = Path(__file__).parents[2]
 SHAPES = st.builds(
     lambda group, kv_heads, dim, row_bytes, parts: PlanShape(
         group * kv_heads, kv_heads, dim, row_bytes, parts
@@ -205,3 +208,8 @@ def test_no_plan_changes_a_bit() -> None:
             ),
             0.125,
         )
+
+
+def test_the_picture_is_current() -> None:
+    drawing = runpy.run_path(str(ROOT / "scripts" / "draw_attention_plan.py"))
+    assert (ROOT / "docs" / "attention-plan.svg").read_text() == drawing["draw"]()

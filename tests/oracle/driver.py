@@ -15,6 +15,7 @@ from moestro.core.model_spec import ModelSpec
 from moestro.layers.parameters import Parameters
 from moestro.models.causal_lm import CausalLM
 from moestro.models.registry import build_model
+from moestro.quant.kv import LARGEST_CODE
 from moestro.weights.loader import load_weights
 from moestro.weights.source import resolve_model
 
@@ -57,12 +58,32 @@ def _draw(
     return draw_tensor(name, tuple(parameter.shape), seed)
 
 
+def _empty_pages(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, *, hadamard: bool
+) -> ops.KVPages:
+    """Keys that would show if they were read before they are stored."""
+    if dtype in LARGEST_CODE:
+        codes = torch.zeros(2, *shape).to(dtype)
+        k_scales, v_scales = torch.full((2, *shape[:3]), torch.nan)
+        return ops.KVPages(codes[0], codes[1], k_scales, v_scales, hadamard)
+    k, v = torch.full(shape, torch.nan, dtype=dtype), torch.zeros(shape, dtype=dtype)
+    return ops.KVPages(k, v, hadamard=hadamard)
+
+
 class PagedLoop:
     """Runs token runs of several sequences through a model, with page ids in a shuffled order."""
 
     def __init__(
-        self, model: CausalLM, num_sequences: int, max_len: int, page_size: int = 16
+        self,
+        model: CausalLM,
+        num_sequences: int,
+        max_len: int,
+        page_size: int = 16,
+        kv_dtype: torch.dtype | None = None,
+        *,
+        hadamard: bool = False,
     ) -> None:
+        """kv_dtype, hadamard: of the pages; the default is the model's type."""
         spec = model.spec
         self.model = model
         self.page_size = page_size
@@ -72,9 +93,9 @@ class PagedLoop:
         self.page_table = order.view(num_sequences, pages_each).int()
         self.lengths = [0] * num_sequences
         shape = (num_pages, spec.num_key_value_heads, page_size, spec.head_dim)
-        dtype = model.model.embed_tokens.weight.dtype
+        dtype = kv_dtype or model.model.embed_tokens.weight.dtype
         self.kv_pages = [
-            ops.KVPages(torch.full(shape, torch.nan, dtype=dtype), torch.zeros(shape, dtype=dtype))
+            _empty_pages(shape, dtype, hadamard=hadamard)
             for _ in range(spec.num_hidden_layers + model.num_mtp_layers)
         ]
 
