@@ -76,7 +76,7 @@ class _Context:
 
 LENGTHS = [
     pytest.param(20_011, id="20K"),
-    pytest.param(262_144, id="256K", marks=pytest.mark.slow),
+    pytest.param(262_144, id="256K"),
 ]
 
 
