@@ -1,5 +1,6 @@
 """Decode steps through captured graphs: the same bits as eager ones, whatever came before."""
 
+import subprocess
 import sys
 from pathlib import Path
 from types import FrameType
@@ -260,3 +261,17 @@ def test_a_replayed_step_runs_no_layer_in_python() -> None:
     ran = {Path(file).stem for file in files}
     assert {"graphs", "sampler"} <= ran
     assert not ran & {"hy_v3", "decoder", "attention", "moe", "linear", "norm"}
+
+
+def test_capturing_imports_no_compiler() -> None:
+    # torch wraps the dispatch mode's handler in what imports it: a second of every start.
+    script = (
+        "import sys; from moestro.config import EngineConfig; "
+        "from moestro.engine.build import build_engine; "
+        "built = build_engine(EngineConfig(weight_cache='off', max_num_seqs=1)); "
+        "assert 'torch._dynamo' not in sys.modules, 'torch._dynamo was imported'"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -110,6 +110,11 @@ class TorchOps(TorchDispatchMode):
         super().__init__()
         self._told = told
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # To be skipped by the compiler imports it, a second of every start. Nothing compiles here.
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not _is_metadata_op(func):
             with self:
