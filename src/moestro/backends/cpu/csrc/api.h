@@ -13,10 +13,6 @@ namespace moestro {
 
 using ll = long long;  // for printf
 
-constexpr int64_t kMaxExperts = 4096;
-constexpr int64_t kMaxGroup = 64;
-constexpr int64_t kMaxHeadDim = 1024;  // of heads that are kept in pages
-
 // The chosen level's kernels.
 const Kernels& kernels();
 

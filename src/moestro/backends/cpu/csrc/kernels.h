@@ -5,6 +5,11 @@
 
 namespace moestro {
 
+// Limits that callers check, and that kernels size their local arrays by.
+constexpr int64_t kMaxExperts = 4096;
+constexpr int64_t kMaxGroup = 64;
+constexpr int64_t kMaxHeadDim = 1024;  // of heads that are kept in pages
+
 struct ElementwiseKernels {
     void (*rms_norm)(const NormArgs&);
     void (*silu_and_mul)(const ActivationArgs&);

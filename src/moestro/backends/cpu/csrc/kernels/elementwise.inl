@@ -57,8 +57,6 @@ void silu_and_mul(const ActivationArgs& a) {
     });
 }
 
-constexpr int64_t kMaxRow = 1024;  // kMaxHeadDim of api.h
-
 // What a head's rotation needs beside its numbers: rotary of dim elements are rotated.
 struct RopeShape {
     int64_t dim, rotary;
@@ -164,7 +162,7 @@ void store_kv(const StoreKvArgs& a) {
 // fp32, rounded once.
 template <class T>
 __attribute__((noinline)) void hadamard_row(T* x, int64_t dim) {
-    float y[kMaxRow];
+    float y[kMaxHeadDim];
     for_vectors(dim, [&](int64_t i, int64_t n) { store_some(y + i, load_some(x + i, n), n); });
     for (int64_t d = 1; d < dim; d *= 2)
         for (int64_t start = 0; start < dim; start += 2 * d) {
@@ -194,7 +192,7 @@ void qk_norm_rope_store_token(const RopeStoreArgs& a, int64_t token) {
     const int64_t slot = a.slots[token];
     if (slot < 0) return;
     for (int64_t g = 0; g < kv; ++g, x += dim) {
-        T k[kMaxRow];
+        T k[kMaxHeadDim];
         norm_rope_head(shape, x, static_cast<const TW*>(a.k_weight), cos_sin, k);
         if (a.hadamard) hadamard_row(k, dim);
         store_row(k, dim, key_row<TP>(a.pages, slot, g));

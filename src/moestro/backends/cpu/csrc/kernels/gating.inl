@@ -54,8 +54,6 @@ inline void choose(const GatingRule& rule, const float* scores, int32_t* ids, fl
     }
 }
 
-constexpr int64_t kMaxExperts = 4096;  // the caller refuses more
-
 // One token's experts and their weights.
 inline void gate_token(const GatingRule& rule, const float* logits, int32_t* ids, float* weights) {
     float scores[kMaxExperts], keys[kMaxExperts];

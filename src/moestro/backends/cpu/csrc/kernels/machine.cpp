@@ -69,9 +69,8 @@ float read(const float* data, int64_t count) {
 
 #if defined(MOESTRO_LEVEL_AMX)
 
-// Four sums, as the kernels have them: two tiles of one operand by two of the other.
-float bf16_tiles(int64_t rounds) {
-    alignas(64) float tile[256] = {};
+// Four sums, as the kernels have them: two tiles of one operand by two of the other. tile: 1 KiB.
+void start_tiles(void* tile) {
     make_visible(tile);
     configure_tiles(16, 16, 16, 16);
     _tile_loadd(4, tile, 64);
@@ -82,39 +81,37 @@ float bf16_tiles(int64_t rounds) {
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
+}
+
+void end_tiles(void* tile) {
+    _tile_stored(3, tile, 64);
+    _tile_release();
+    make_visible(tile);
+}
+
+float bf16_tiles(int64_t rounds) {
+    alignas(64) float tile[256] = {};
+    start_tiles(tile);
     for (int64_t i = 0; i < rounds; ++i) {
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
-    _tile_stored(3, tile, 64);
-    _tile_release();
-    make_visible(tile);
+    end_tiles(tile);
     return tile[0];
 }
 
 float int8_tiles(int64_t rounds) {
     alignas(64) int32_t tile[256] = {};
-    make_visible(tile);
-    configure_tiles(16, 16, 16, 16);
-    _tile_loadd(4, tile, 64);
-    _tile_loadd(5, tile, 64);
-    _tile_loadd(6, tile, 64);
-    _tile_loadd(7, tile, 64);
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
+    start_tiles(tile);
     for (int64_t i = 0; i < rounds; ++i) {
         _tile_dpbssd(0, 4, 6);
         _tile_dpbssd(1, 4, 7);
         _tile_dpbssd(2, 5, 6);
         _tile_dpbssd(3, 5, 7);
     }
-    _tile_stored(3, tile, 64);
-    _tile_release();
-    make_visible(tile);
+    end_tiles(tile);
     return static_cast<float>(tile[0]);
 }
 

@@ -38,6 +38,7 @@ struct ExpertPart {
 struct Experts {
     const MoeArgs& a;
     ExpertPart* parts[2];  // routed, and shared or null
+    int workers;           // that there are buffers for
     int64_t t0, tokens;    // the chunk
     int64_t pairs, places;
     int32_t* token_of;  // [places], within the call
@@ -198,11 +199,14 @@ inline void run_chunk(const Experts& x, bool keep_all) {
     parallel(x.first_item[x.num_segments], [&](int64_t item, int) { x.activate(item); });
     const int64_t panels = x.out_panels();
     if (!keep_all) {
-        parallel(panels, [&](int64_t panel, int worker) {
-            float* sums = x.sums + worker * x.places * kOutStride;
-            for (int64_t i = 0; i < x.num_segments; ++i) x.project(x.segments[i], panel, sums);
-            x.combine(panel, sums);
-        });
+        parallel(
+            panels,
+            [&](int64_t panel, int worker) {
+                float* sums = x.sums + worker * x.places * kOutStride;
+                for (int64_t i = 0; i < x.num_segments; ++i) x.project(x.segments[i], panel, sums);
+                x.combine(panel, sums);
+            },
+            x.workers);
         return;
     }
     for (int64_t p = 0; p < panels; ++p) x.segments_left[p] = static_cast<int32_t>(x.num_segments);
@@ -243,7 +247,7 @@ inline int64_t lay_out(Experts& x, bool keep_all, char* base, char** rows_of_x) 
     x.first_item = from.take<int64_t>(experts + segments + 2);
     x.panels_left = from.take<int32_t>(segments);
     x.segments_left = from.take<int32_t>(x.out_panels());
-    x.sums = from.take<float>((keep_all ? x.out_panels() : num_workers()) * x.places * kOutStride);
+    x.sums = from.take<float>((keep_all ? x.out_panels() : x.workers) * x.places * kOutStride);
     for (int i = 0; i < 2; ++i) {
         if (x.parts[i] == nullptr) continue;
         ExpertPart& p = *x.parts[i];
@@ -267,6 +271,7 @@ Status moe_experts(const MoeArgs& a) {
         smaller(a.num_tokens, kChunkPairs / a.top_k < 1 ? 1 : kChunkPairs / a.top_k);
     Experts first{a,
                   {&routed, has_shared ? &shared : nullptr},
+                  num_workers(),
                   0,
                   chunk,
                   chunk * a.top_k,
@@ -282,7 +287,7 @@ Status moe_experts(const MoeArgs& a) {
     first.places = first.pairs + (has_shared ? chunk : 0);
     const int64_t panels = first.out_panels();
     const bool keep_all = panels * first.places * kOutStride * 4 <= kAllParts ||
-                          panels < kTasksAWorker * num_workers();
+                          panels < kTasksAWorker * first.workers;
     char* rows_of_x[2] = {};
     const int64_t bytes = lay_out(first, keep_all, nullptr, rows_of_x);
     char* base = static_cast<char*>(call_scratch(static_cast<size_t>(bytes)));
