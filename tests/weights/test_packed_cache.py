@@ -15,9 +15,12 @@ from moestro.engine import planned_model
 from moestro.layers.parameters import Parameter
 from moestro.quant import new_rows, quantize, values
 from moestro.weights import packed_cache
+from moestro.weights.fingerprint import fingerprint
 from moestro.weights.packed_cache import PackedCache, cache_key, cached_files, clear, named_tensors
 
 KEY = cache_key({"a": 1})
+LARGE = 2**16
+"""Bytes of the last tensor."""
 
 
 def drawn(seed: int = 0) -> dict[str, Parameter]:
@@ -28,6 +31,7 @@ def drawn(seed: int = 0) -> dict[str, Parameter]:
         "empty": torch.empty(0),
         "experts": quantize(w, WeightFormat("w4a8", 32, has_zeros=True), paired=True),
         "linear": quantize(w[0], WeightFormat("fp8")),
+        "table": torch.randn(LARGE // 4, generator=generator),
     }
 
 
@@ -37,6 +41,7 @@ def unfilled() -> dict[str, Parameter]:
         "empty": torch.empty(0),
         "experts": new_rows(WeightFormat("w4a8", 32, has_zeros=True), (3, 10, 64), paired=True),
         "linear": new_rows(WeightFormat("fp8"), (10, 64)),
+        "table": torch.zeros(LARGE // 4),
     }
 
 
@@ -98,6 +103,14 @@ DAMAGE: dict[str, Callable[[bytearray], bytearray]] = {
     "other digest": _flip(30),
     "other header": _flip(70),
     "other data": _flip(packed_cache.ALIGNMENT),
+    "other data amid a tensor": _flip(-packed_cache.ALIGNMENT - LARGE // 2),
+    "a hole amid a tensor": lambda d: d[: -LARGE // 2 - 4096] + bytes(4096) + d[-LARGE // 2 :],
+    "blocks in each other's place": lambda d: (
+        d[: -LARGE // 2]
+        + d[-LARGE // 2 + 4096 : -LARGE // 2 + 8192]
+        + d[-LARGE // 2 : -LARGE // 2 + 4096]
+        + d[-LARGE // 2 + 8192 :]
+    ),
 }
 
 
@@ -114,10 +127,40 @@ def test_damage_is_noticed_and_packed_again(damage: str, cache: PackedCache, fil
     assert same(got, drawn())
 
 
+def test_links_and_pipes_are_not_followed(cache: PackedCache, tmp_path: Path) -> None:
+    folder, precious = tmp_path / "weights", tmp_path / "precious"
+    folder.mkdir()
+    precious.write_text("mine")
+    (folder / f"{KEY}.partial").symlink_to(precious)
+    (folder / f"{KEY}.weights").symlink_to("/dev/zero")
+    assert not cache.attach(KEY, unfilled())
+    cache.write(KEY, drawn())
+    assert precious.read_text() == "mine"
+    for suffix in ("partial", "weights"):
+        path = folder / f"{KEY}.{suffix}"
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    assert not cache.attach(KEY, unfilled())
+    cache.write(KEY, drawn())
+
+
+def test_weights_written_in_place_and_dated_back_are_others(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(bytes(2**23))  # larger than what is sampled
+    dated, before = path.stat(), fingerprint([path])
+    assert fingerprint([path]) == before
+    with path.open("r+b") as file:
+        file.seek(2**16 + 2**10)  # between the first two samples
+        file.write(b"\1")
+    os.utime(path, ns=(dated.st_atime_ns, dated.st_mtime_ns))
+    assert path.stat().st_mtime_ns == dated.st_mtime_ns
+    assert fingerprint([path]) != before
+
+
 def test_another_version_is_packed_again(
     cache: PackedCache, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_cache, "VERSION", 2)
+    monkeypatch.setattr(packed_cache, "VERSION", packed_cache.VERSION + 1)
     assert not cache.attach(KEY, unfilled())
     assert not file.exists()
 

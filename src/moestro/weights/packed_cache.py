@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 
@@ -31,7 +31,7 @@ from moestro.layers.parameters import Parameter
 logger = logging.getLogger(__name__)
 
 MAGIC = b"moestro weights\n"
-VERSION = 1
+VERSION = 2
 """Of this layout; it is part of every key."""
 ALIGNMENT = 4096
 FOLDER = "weights"
@@ -39,8 +39,8 @@ FOLDER = "weights"
 _SUFFIX, _PARTIAL = ".weights", ".partial"
 _PREFIX_BYTES = len(MAGIC) + 8 + 32
 _MAX_HEADER_BYTES = 1 << 26
-_SAMPLE_BYTES = 4096
-"""How much of each end of a tensor is in the checksum that opening a file verifies."""
+_BLOCK_BYTES, _RUN_BLOCKS = 4096, 1 << 15
+"""A digest is made of the sums of blocks, a run of them at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class PackedCache:
         path = self._path(key)
         tensors = dict(named_tensors(weights))
         try:
-            with path.open("rb") as file:
+            with _open_plain(path, os.O_RDONLY, "rb") as file:
                 header, data_start = _read_header(file, key)
                 mapping = _map(file)
             views = _views(header, tensors, mapping, data_start)
@@ -100,7 +100,7 @@ class PackedCache:
                 if file is None:
                     return False
                 _write(file, header, entries, tensors, total)
-                os.replace(file.name, self._path(key))
+                os.replace(self._folder / f"{key}{_PARTIAL}", self._path(key))
             _sync_folder(self._folder)
         except OSError as error:
             logger.warning("packed weights are not cached in %s: %s", self._folder, error)
@@ -114,7 +114,7 @@ class PackedCache:
     def _partial(self, key: str) -> Iterator[BinaryIO | None]:
         """The temporary file, locked; None when another process is writing it."""
         path = self._folder / f"{key}{_PARTIAL}"
-        with path.open("ab") as file:
+        with _open_plain(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, "ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -216,10 +216,19 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
-def _sample_digest(data: torch.Tensor) -> str:
-    """Digest of both ends of a tensor's bytes."""
-    ends = torch.cat((data[:_SAMPLE_BYTES], data[-_SAMPLE_BYTES:]))
-    return hashlib.sha256(ends.numpy().data).hexdigest()
+def _digest(data: torch.Tensor) -> str:
+    """Digest of bytes that lie at a multiple of 8, at 14 GB/s a core.
+
+    SHA-256 (1.5 GB/s) of what 64-bit words add up to in each block, and of the bytes past the last
+    whole one. It tells a flipped bit, a hole and a block in another's place, not an attack.
+    """
+    digest = hashlib.sha256()
+    whole = len(data) // _BLOCK_BYTES * _BLOCK_BYTES
+    words = data[:whole].view(torch.int64).view(-1, _BLOCK_BYTES // 8)
+    for run in words.split(_RUN_BLOCKS):
+        digest.update(run.sum(1).numpy().data)
+    digest.update(data[whole:].numpy().data)
+    return digest.hexdigest()
 
 
 def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, Any]], int]:
@@ -232,7 +241,7 @@ def _layout(tensors: Mapping[str, torch.Tensor]) -> tuple[list[dict[str, Any]], 
                 "shape": list(tensor.shape),
                 "offset": offset,
                 "bytes": tensor.nbytes,
-                "ends": _sample_digest(_bytes_of(tensor)),
+                "digest": _digest(_bytes_of(tensor)),
             }
         )
         offset = _aligned(offset + tensor.nbytes)
@@ -307,7 +316,7 @@ def _views(
         data = torch.frombuffer(
             mapping, dtype=torch.uint8, count=entry["bytes"], offset=start + entry["offset"]
         )
-        if _sample_digest(data) != entry["ends"]:
+        if _digest(data) != entry["digest"]:
             raise ValueError(f"{name} is damaged")
         views[name] = data.view(tensor.dtype).view(tensor.shape)
     return views
@@ -322,8 +331,14 @@ def _map(file: BinaryIO) -> mmap.mmap:
     return mapping
 
 
+def _open_plain(path: Path, flags: int, mode: str) -> BinaryIO:
+    """Open no link, whose target would be overwritten, and wait for no pipe's other end."""
+    flags |= getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK | os.O_CLOEXEC
+    return cast(BinaryIO, os.fdopen(os.open(path, flags, 0o666), mode))
+
+
 def _delete_if_unlocked(path: Path) -> None:
-    with suppress(OSError), path.open("rb") as file:
+    with suppress(OSError), _open_plain(path, os.O_RDONLY, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink()
 
