@@ -13,6 +13,7 @@ import torch
 import moestro.backends.cpu  # noqa: F401 -- registers the bodies
 from moestro import ops
 from moestro.backends.cpu import library
+from moestro.errors import UnsupportedError
 from moestro.ops.noise import token_mass
 from moestro.ops.sampling import NO_TOKEN
 from moestro.ops.testing import assert_same_bits
@@ -292,3 +293,59 @@ def test_a_token_outside_the_vocabulary_is_named():
     mask = ops.TokenMask(one, torch.zeros((1, 2), dtype=torch.uint8))
     with pytest.raises(ValueError, match="mask 1 of 1"):
         ops.sample(logits, ops.SamplingBatch(options, mask=mask))
+
+
+def _row_metadata(rows: int) -> ops.SamplingMetadata:
+    doubles, ints = torch.ones(rows, dtype=torch.float64), torch.ones(rows, dtype=torch.int64)
+    return ops.SamplingMetadata(doubles, ints, doubles, doubles * 0, ints, ints, ints)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(ops.SamplingMetadata)])
+def test_options_of_other_types_or_strides_are_refused(name: str) -> None:
+    """The kernel reads their memory as it lies: a float32 temperature would be another number."""
+    metadata = _row_metadata(3)
+    right = getattr(metadata, name)
+    for wrong in (right.to(torch.int32), right.repeat(2)[::2], right[:2]):
+        with pytest.raises(ValueError, match="must be a contiguous"):
+            replace(metadata, **{name: wrong})
+
+
+def test_edits_of_other_types_or_sizes_are_refused() -> None:
+    metadata, ints = _row_metadata(2), torch.zeros(2, dtype=torch.int64)
+    doubles = ints.double()
+    mask = ops.TokenMask(ints, torch.full((1, 5), 255, dtype=torch.uint8))
+    bias = ops.TokenBias(ints, ints, ints[:0], torch.zeros(0))
+    counts = ops.TokenCounts(ints, ints, ints[:0], ints[:0], doubles + 1, doubles, doubles)
+    batch = ops.SamplingBatch(metadata, bias, mask, counts, ints, 0)
+    wrong = (
+        (mask, {"rows": ints.int()}),
+        (mask, {"bits": mask.bits.int()}),
+        (bias, {"values": torch.zeros(0).double()}),
+        (bias, {"sizes": ints[:1]}),
+        (counts, {"repetition": torch.ones(2)}),
+        (counts, {"output_counts": ints}),
+        (batch, {"num_logprobs": ints.int()}),
+        (batch, {"num_logprobs": ints[:1]}),
+        (batch, {"metadata": _row_metadata(3)}),
+    )
+    for right, field in wrong:
+        with pytest.raises(ValueError, match="must be a contiguous"):
+            replace(right, **field)
+
+
+def test_a_batch_of_other_rows_or_words_than_the_logits_is_refused() -> None:
+    metadata, rows = _row_metadata(2), torch.zeros(2, dtype=torch.int64)
+    mask = ops.TokenMask(rows, torch.full((1, 5), 255, dtype=torch.uint8))
+    ops.sample(torch.randn(2, 40), ops.SamplingBatch(metadata, mask=mask))
+    for logits in (torch.randn(3, 40), torch.randn(2, 41)):
+        with pytest.raises(UnsupportedError, match="sample"):
+            ops.sample(logits, ops.SamplingBatch(metadata, mask=mask))
+    with pytest.raises(UnsupportedError, match="sample_tokens"):
+        ops.sample_tokens(torch.randn(3, 40), metadata)
+
+
+def test_scored_tokens_that_do_not_lie_in_a_row_are_refused() -> None:
+    logits, ids = torch.randn(2, 40), torch.arange(4)
+    for wrong in (ids[::2], ids[:1], ids[:2].view(1, 2)):
+        with pytest.raises(UnsupportedError, match="token_logprobs"):
+            ops.token_logprobs(logits, wrong, 0)

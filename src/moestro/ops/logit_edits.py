@@ -11,6 +11,19 @@ import torch
 _NEVER = float("-inf")
 
 
+def check_vectors(size: int, dtype: torch.dtype, **vectors: torch.Tensor) -> None:
+    """Raise ValueError unless each is [size] of the dtype, one element after another in memory.
+
+    Kernels read these by address: another type or stride would be other numbers.
+    """
+    for name, vector in vectors.items():
+        if vector.dtype != dtype or vector.shape != (size,) or not vector.is_contiguous():
+            raise ValueError(
+                f"{name} must be a contiguous {dtype} tensor [{size}], got {vector.dtype} "
+                f"{list(vector.shape)} with strides {list(vector.stride())}."
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class TokenBias:
     """Numbers added to single logits, -inf to forbid a token.
@@ -23,6 +36,11 @@ class TokenBias:
     token_ids: torch.Tensor
     values: torch.Tensor
 
+    def __post_init__(self) -> None:
+        check_vectors(len(self.starts), torch.int64, starts=self.starts, sizes=self.sizes)
+        check_vectors(len(self.token_ids), torch.int64, token_ids=self.token_ids)
+        check_vectors(len(self.token_ids), torch.float32, values=self.values)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenMask:
@@ -34,6 +52,13 @@ class TokenMask:
 
     rows: torch.Tensor
     bits: torch.Tensor
+
+    def __post_init__(self) -> None:
+        check_vectors(len(self.rows), torch.int64, rows=self.rows)
+        if self.bits.dtype != torch.uint8 or not self.bits.is_contiguous():
+            raise ValueError(
+                f"bits must be a contiguous torch.uint8 tensor, got {self.bits.dtype}."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +77,20 @@ class TokenCounts:
     repetition: torch.Tensor
     frequency: torch.Tensor
     presence: torch.Tensor
+
+    def __post_init__(self) -> None:
+        rows, entries = len(self.starts), len(self.token_ids)
+        check_vectors(rows, torch.int64, starts=self.starts, sizes=self.sizes)
+        check_vectors(
+            entries, torch.int64, token_ids=self.token_ids, output_counts=self.output_counts
+        )
+        check_vectors(
+            rows,
+            torch.float64,
+            repetition=self.repetition,
+            frequency=self.frequency,
+            presence=self.presence,
+        )
 
 
 def apply_token_bias(logits: torch.Tensor, bias: TokenBias) -> None:

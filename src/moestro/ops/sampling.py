@@ -20,6 +20,7 @@ from moestro.ops.logit_edits import (
     apply_penalties,
     apply_token_bias,
     apply_token_mask,
+    check_vectors,
 )
 from moestro.ops.noise import gumbel_noise, log_number, needed_mass, noise_key, token_mass
 from moestro.ops.registry import op
@@ -39,7 +40,7 @@ class SamplingMetadata:
 
     temperature float64, 0 = greedy; top_k int64, 0 = off; top_p float64, 1 = off; min_p float64,
     0 = off. The noise key: seed int64 (a 64-bit pattern), sample_index int64, position int64, the
-    absolute position of the token to draw.
+    absolute position of the token to draw. Raises ValueError for other types, sizes or strides.
     """
 
     temperature: torch.Tensor
@@ -49,6 +50,19 @@ class SamplingMetadata:
     seed: torch.Tensor
     sample_index: torch.Tensor
     position: torch.Tensor
+
+    def __post_init__(self) -> None:
+        rows = len(self.temperature)
+        doubles = {"temperature": self.temperature, "top_p": self.top_p, "min_p": self.min_p}
+        check_vectors(rows, torch.float64, **doubles)
+        check_vectors(
+            rows,
+            torch.int64,
+            top_k=self.top_k,
+            seed=self.seed,
+            sample_index=self.sample_index,
+            position=self.position,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +79,7 @@ class RankedLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """What a step asks of each row. None: no row has that.
+    """What a step asks of each row. None: no row has that. Raises ValueError where parts differ.
 
     num_logprobs: [S] int64, the most likely tokens to list, or -1 for no log probabilities;
     max_logprobs: their largest number, the width of the result.
@@ -77,6 +91,17 @@ class SamplingBatch:
     counts: TokenCounts | None = None
     num_logprobs: torch.Tensor | None = None
     max_logprobs: int = 0
+
+    def __post_init__(self) -> None:
+        rows = len(self.metadata.temperature)
+        if self.bias is not None:
+            check_vectors(rows, torch.int64, bias_starts=self.bias.starts)
+        if self.mask is not None:
+            check_vectors(rows, torch.int64, mask_rows=self.mask.rows)
+        if self.counts is not None:
+            check_vectors(rows, torch.int64, count_starts=self.counts.starts)
+        if self.num_logprobs is not None:
+            check_vectors(rows, torch.int64, num_logprobs=self.num_logprobs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,23 @@ _SAMPLE, _LOGPROBS = Kernel("sample"), Kernel("token_logprobs")
 
 
 def _fits(logits: torch.Tensor, batch: ops.SamplingBatch) -> bool:
-    return _is_rows(logits)
+    mask = batch.mask
+    return _fits_draw(logits, batch.metadata) and (
+        mask is None or (mask.bits.dim() == 2 and mask.bits.shape[1] == -(-logits.shape[1] // 8))
+    )
 
 
 def _fits_draw(logits: torch.Tensor, metadata: ops.SamplingMetadata) -> bool:
-    return _is_rows(logits)
+    return _is_rows(logits) and len(metadata.temperature) == logits.shape[0]
 
 
 def _fits_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> bool:
-    return _is_rows(logits) and token_ids.dtype == torch.int64
+    return (
+        _is_rows(logits)
+        and token_ids.dtype == torch.int64
+        and token_ids.shape == logits.shape[:1]
+        and token_ids.is_contiguous()
+    )
 
 
 def _is_rows(logits: torch.Tensor) -> bool:
