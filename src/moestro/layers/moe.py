@@ -90,8 +90,16 @@ class MoE(nn.Module):
         )
 
 
+def moe_layers(model: nn.Module) -> dict[int, MoE]:
+    """The MoE blocks of model.layers.<number>.mlp by that number, in order."""
+    return {
+        next(int(part) for part in name.split(".") if part.isdecimal()): module
+        for name, module in model.named_modules()
+        if isinstance(module, MoE)
+    }
+
+
 def pack_routers(model: nn.Module, device: Device, dtype: torch.dtype) -> None:
     """Lay out the router of every MoE layer; to be called once the weights are filled."""
-    for module in model.modules():
-        if isinstance(module, MoE):
-            module.pack_router(device, dtype)
+    for module in moe_layers(model).values():
+        module.pack_router(device, dtype)

@@ -3,7 +3,7 @@
 import torch
 
 from moestro.core.step import ExpertTokens
-from moestro.layers.moe import MoE
+from moestro.layers.moe import moe_layers
 from moestro.models.causal_lm import CausalLM
 
 REPORT_STEPS = 64
@@ -19,8 +19,7 @@ class ExpertCounter:
 
     def __init__(self, model: CausalLM) -> None:
         moe = model.spec.moe
-        modules = () if moe is None else model.named_modules()
-        layers = {_layer_number(n): m for n, m in modules if isinstance(m, MoE)}
+        layers = moe_layers(model)
         experts = 0 if moe is None else moe.num_experts
         self._layers = tuple(layers)
         self._num_experts = experts
@@ -45,8 +44,3 @@ class ExpertCounter:
         counts = self._counts.numpy().tobytes()
         self._counts.zero_()
         return ExpertTokens(self._layers, self._num_experts, counts)
-
-
-def _layer_number(name: str) -> int:
-    """The number in model.layers.<number>.mlp."""
-    return next(int(part) for part in name.split(".") if part.isdecimal())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from moestro import ops
-from moestro.layers.moe import MoE
+from moestro.layers.moe import MoE, moe_layers
 from moestro.models.causal_lm import CausalLM
 from moestro.ops.attention import AttentionMetadata
 from moestro.runner.kv_pool import KVPool
@@ -46,11 +46,7 @@ def measure_routing(
     model: CausalLM, dtype: torch.dtype, token_ids: Sequence[int], window: int
 ) -> list[LayerFlips]:
     """Run the tokens in windows that don't see each other; one entry a MoE layer, in order."""
-    layers = {
-        next(int(part) for part in name.split(".") if part.isdecimal()): module
-        for name, module in model.named_modules()
-        if isinstance(module, MoE)
-    }
+    layers = moe_layers(model)
     found = {n: LayerFlips(n, moe.router(dtype).terms) for n, moe in layers.items()}
     hooks = [
         moe.register_forward_pre_hook(lambda moe, args, entry=found[n]: entry.add(moe, args[0]))

@@ -191,5 +191,5 @@ def native() -> Library:
 
 
 def identity() -> str:
-    """The CPU's device identity, as "cpu-avx512-v1"; see backends.base.Device."""
+    """The CPU's device identity, as "cpu-avx512-v2"; see backends.base.Device."""
     return f"cpu-{status().isa}-v{NUMERICS_VERSION}"

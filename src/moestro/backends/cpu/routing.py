@@ -15,14 +15,6 @@ _PANEL = 32
 _SCORINGS = ("sigmoid", "softmax")
 
 
-def packed_router_bytes(num_experts: int, hidden_size: int, terms: int) -> int:
-    """Bytes of what pack_router makes."""
-    padded = -(-num_experts // _PANEL) * _PANEL
-    if terms == 0:
-        return padded * hidden_size * 4
-    return padded * -(-hidden_size // 2) * 2 * terms * 2
-
-
 def pack_router(router: ops.RouterWeights) -> ops.RouterWeights:
     """The same weights with the layout that csrc/kernels/router.inl reads.
 
@@ -62,7 +54,7 @@ def _fits_gating(
         router_logits.dim() == 2
         and router_logits.dtype == torch.float32
         and 0 < top_k <= experts <= _MAX_EXPERTS
-        and scoring in ("sigmoid", "softmax")
+        and scoring in _SCORINGS
         and (expert_bias is None or expert_bias.shape == (experts,))
     )
 
