@@ -19,7 +19,6 @@ inline F fma(F a, F b, F c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 inline F max(F a, F b) { return {_mm256_max_ps(a.v, b.v)}; }
 inline F min(F a, F b) { return {_mm256_min_ps(a.v, b.v)}; }
 inline F neg(F a) { return {_mm256_xor_ps(a.v, _mm256_set1_ps(-0.0f))}; }
-inline F sqrt(F a) { return {_mm256_sqrt_ps(a.v)}; }
 inline F round_even(F a) {
     return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
@@ -119,32 +118,13 @@ inline void transpose(const F* in, F* out) {
     }
 }
 
-// bf16 x bf16: even and odd elements as two fp32 vectors, no shuffles.
-struct DotBf16 {
-    using TX = bf16;
-    using TW = bf16;
-    static constexpr int STEP = 2 * W;
-    struct X {
-        F even, odd;
-    };
-    static X split(__m256i u) {
-        const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
-        return {{_mm256_castsi256_ps(_mm256_slli_epi32(u, 16))},
-                {_mm256_castsi256_ps(_mm256_and_si256(u, high))}};
-    }
-    static X load(const bf16* p) {
-        return split(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-    }
-    static X load_n(const bf16* p, int64_t n) {
-        bf16 full[STEP] = {};
-        __builtin_memcpy(full, p, static_cast<size_t>(n) * 2);
-        return load(full);
-    }
-    static X load_x(const bf16* p) { return load(p); }
-    static X load_w(const bf16* p) { return load(p); }
-    static X load_x_n(const bf16* p, int64_t n) { return load_n(p, n); }
-    static X load_w_n(const bf16* p, int64_t n) { return load_n(p, n); }
-    static F mac(F acc, const X& x, const X& w) {
-        return fma(x.odd, w.odd, fma(x.even, w.even, acc));
-    }
+// 2 W bf16: the even ones and the odd ones, no shuffles.
+struct EvenOdd {
+    F even, odd;
 };
+inline EvenOdd load_even_odd(const bf16* p) {
+    const __m256i u = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
+    return {{_mm256_castsi256_ps(_mm256_slli_epi32(u, 16))},
+            {_mm256_castsi256_ps(_mm256_and_si256(u, high))}};
+}

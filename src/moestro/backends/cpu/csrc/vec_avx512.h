@@ -19,7 +19,6 @@ inline F fma(F a, F b, F c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline F max(F a, F b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F min(F a, F b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F neg(F a) { return {_mm512_xor_ps(a.v, _mm512_set1_ps(-0.0f))}; }
-inline F sqrt(F a) { return {_mm512_sqrt_ps(a.v)}; }
 inline F round_even(F a) {
     return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
@@ -130,18 +129,3 @@ inline void transpose(const F* in, F* out) {
     transpose16(a, b);
     for (int i = 0; i < 16; ++i) out[i].v = _mm512_castsi512_ps(b[i]);
 }
-
-// bf16 x bf16 by vdpbf16ps.
-struct DotBf16 {
-    using TX = bf16;
-    using TW = bf16;
-    static constexpr int STEP = 2 * W;
-    using X = __m512i;
-    static X load_x(const bf16* p) { return _mm512_loadu_si512(p); }
-    static X load_w(const bf16* p) { return _mm512_loadu_si512(p); }
-    static X load_x_n(const bf16* p, int64_t n) {
-        return _mm512_maskz_loadu_epi16(static_cast<__mmask32>((1ull << n) - 1), p);
-    }
-    static X load_w_n(const bf16* p, int64_t n) { return load_x_n(p, n); }
-    static F mac(F acc, X x, X w) { return {_mm512_dpbf16_ps(acc.v, (__m512bh)x, (__m512bh)w)}; }
-};

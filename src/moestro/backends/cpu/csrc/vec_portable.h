@@ -112,10 +112,6 @@ inline F keep_n(F x, int64_t n, float other) {
     return x;
 }
 
-inline F sqrt(F x) {
-    for (int i = 0; i < W; ++i) x.v[i] = __builtin_sqrtf(x.v[i]);
-    return x;
-}
 // Sum of all lanes in one fixed tree.
 inline float hsum(F x) {
     const V8f v = x.v;
@@ -136,30 +132,12 @@ inline void transpose(const F* in, F* out) {
         for (int j = 0; j < W; ++j) out[i].v[j] = in[j].v[i];
 }
 
-// bf16 x bf16: even and odd elements as two fp32 vectors, no shuffles.
-struct DotBf16 {
-    using TX = bf16;
-    using TW = bf16;
-    static constexpr int STEP = 2 * W;
-    struct X {
-        F even, odd;
-    };
-    static X split(V8u u) { return {{(V8f)(u << 16)}, {(V8f)(u & 0xffff0000u)}}; }
-    static X load(const bf16* p) {
-        V8u u;
-        __builtin_memcpy(&u, p, 32);
-        return split(u);
-    }
-    static X load_n(const bf16* p, int64_t n) {
-        V8u u = {};
-        __builtin_memcpy(&u, p, static_cast<size_t>(n) * 2);
-        return split(u);
-    }
-    static X load_x(const bf16* p) { return load(p); }
-    static X load_w(const bf16* p) { return load(p); }
-    static X load_x_n(const bf16* p, int64_t n) { return load_n(p, n); }
-    static X load_w_n(const bf16* p, int64_t n) { return load_n(p, n); }
-    static F mac(F acc, const X& x, const X& w) {
-        return fma(x.odd, w.odd, fma(x.even, w.even, acc));
-    }
+// 2 W bf16: the even ones and the odd ones, no shuffles.
+struct EvenOdd {
+    F even, odd;
 };
+inline EvenOdd load_even_odd(const bf16* p) {
+    V8u u;
+    __builtin_memcpy(&u, p, 32);
+    return {{(V8f)(u << 16)}, {(V8f)(u & 0xffff0000u)}};
+}

@@ -42,14 +42,10 @@ struct PairWeights {
     }
 #else
     using X = float;
-    struct XPair {
-        F even, odd;
-    };
-    using Weight = DotBf16::X;
+    using XPair = EvenOdd;
+    using Weight = EvenOdd;
     static XPair broadcast(const float* x) { return {set1(x[0]), set1(x[1])}; }
-    static Weight weight(const char* p) {
-        return DotBf16::load_w(reinterpret_cast<const bf16*>(p));
-    }
+    static Weight weight(const char* p) { return load_even_odd(reinterpret_cast<const bf16*>(p)); }
     static F mac(F acc, const XPair& x, const Weight& w) {
         return fma(x.odd, w.odd, fma(x.even, w.even, acc));
     }

@@ -16,7 +16,6 @@ constexpr float kLowest = -3.4028234663852886e38f;
 
 #if defined(__AVX512F__)
 inline uint32_t ge_bits(F a, F b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
-inline uint32_t gt_bits(F a, F b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ); }
 inline uint32_t eq_bits(F a, F b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ); }
 // NaN (quiet or signalling) or an infinity
 inline uint32_t odd_bits(F a) { return _mm512_fpclass_ps_mask(a.v, 0x99); }
@@ -44,7 +43,6 @@ inline uint32_t lane_bits(VI m) {
 #endif
 }
 inline uint32_t ge_bits(F a, F b) { return lane_bits((VI)(a.v >= b.v)); }
-inline uint32_t gt_bits(F a, F b) { return lane_bits((VI)(a.v > b.v)); }
 inline uint32_t eq_bits(F a, F b) { return lane_bits((VI)(a.v == b.v)); }
 inline uint32_t odd_bits(F a) {
     const VI exponent = (VI)a.v & 0x7f800000;
