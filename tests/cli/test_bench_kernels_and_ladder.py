@@ -12,6 +12,8 @@ from moestro.cli.bench.pairing import Round
 from moestro.cli.bench.works.attention import CUTS, DIM, make_batch, other_cuts
 from moestro.cli.bench.works.matmul import Shape
 
+TINY = ("--engine", '{"kv_cache_memory_bytes": "8MiB", "max_model_len": 256}', "--steps", "2")
+
 
 def test_gains_multiply_up() -> None:
     seconds = {rung.name: 2.0**-at for at, rung in enumerate(RUNGS)}
@@ -70,6 +72,10 @@ def test_other_task_maps_give_the_same_bits() -> None:
         (["kernels", "--seconds", "0"], "--seconds must be above 0"),
         (["ladder", "--batch-size", "0"], "--batch-size must be at least 1"),
         (["ladder", "--formats", "fp4"], "--formats does not know fp4"),
+        (["kernels", "--output", "/nowhere/out.json"], "--output /nowhere/out.json can't be"),
+        (["ladder", "--output", "/"], "--output / can't be written"),
+        (["ladder", *TINY, "--steps", "200"], "come to 265 tokens, and max_model_len is 256"),
+        (["ladder", *TINY, "--batch-size", "33"], "max_num_seqs is 32"),
     ],
 )
 def test_flags_that_can_not_be(
@@ -77,3 +83,8 @@ def test_flags_that_can_not_be(
 ) -> None:
     assert main(["bench", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_batch_that_memory_does_not_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "ladder", *TINY, "--batch-size", "32", "--input-len", "250"]) == 1
+    assert "need 128 KV pages, and there are" in capsys.readouterr().err

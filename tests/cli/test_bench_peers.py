@@ -173,6 +173,7 @@ def test_lists_and_objects_given_as_flags() -> None:
         (["--peers", "vllm"], "vllm is not installed"),
         (["--peers", "llama.cpp"], "name their folder with --gguf"),
         (["--chart", "chart.png"], "ends in .svg"),
+        (["--output", "/nowhere/out.json"], "--output /nowhere/out.json can't be written"),
     ],
 )
 def test_flags_that_can_not_be(

@@ -1,7 +1,6 @@
 """`moestro bench kernels`: each op beside torch's own, and beside the machine's limits."""
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from moestro.cli.bench import report
 from moestro.cli.bench.peers import names
-from moestro.cli.console import add_common_flags, note, print_json, start_logging
+from moestro.cli.console import add_common_flags, note, start_logging
 from moestro.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     start_logging(args)
+    report.check_output(args.output)
     if args.num_threads < 1:
         raise ConfigError(f"--num-threads must be at least 1, got {args.num_threads}.")
     if not 0 < args.seconds <= 600:
@@ -61,12 +61,7 @@ def run(args: argparse.Namespace) -> int:
         **measure(args, groups, list(shapes), list(formats)),
         **report.circumstances(args.command_line),
     }
-    if args.output:
-        args.output.write_text(json.dumps(result, indent=1) + "\n")
-    if args.json:
-        print_json(result)
-    else:
-        report.print_kernels(result)
+    report.conclude(args, result, report.print_kernels)
     return 0
 
 

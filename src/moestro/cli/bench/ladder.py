@@ -1,7 +1,6 @@
 """`moestro bench ladder`: what each stage of the engine brings, one switched on after another."""
 
 import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +13,7 @@ from moestro.cli.bench import report
 from moestro.cli.bench.pairing import Round, rotated
 from moestro.cli.bench.peers import ENGINES, json_object, names
 from moestro.cli.bench.statistics import median, median_interval
-from moestro.cli.console import add_common_flags, note, print_json, start_logging
+from moestro.cli.console import add_common_flags, note, start_logging
 from moestro.errors import ConfigError
 
 HELP = "what each stage brings: fused ops, grouped matmul, graph replay, packed cache"
@@ -74,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure and print. Exit status 1 when the rungs disagree about a token."""
     start_logging(args)
+    report.check_output(args.output)
     for flag in ("pairs", "steps", "batch_size", "input_len", "num_threads"):
         if getattr(args, flag) < 1:
             shown = flag.replace("_", "-")
@@ -86,12 +86,7 @@ def run(args: argparse.Namespace) -> int:
         "ladders": [measure(args, weights, extra) for weights in formats],
         **report.circumstances(args.command_line),
     }
-    if args.output:
-        args.output.write_text(json.dumps(result, indent=1) + "\n")
-    if args.json:
-        print_json(result)
-    else:
-        report.print_ladders(result)
+    report.conclude(args, result, report.print_ladders)
     equal = all(r["equal_tokens"] for ladder in result["ladders"] for r in ladder["rungs"])
     return 0 if equal else 1
 

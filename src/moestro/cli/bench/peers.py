@@ -16,7 +16,7 @@ from moestro.cli.bench import bound, report
 from moestro.cli.bench.limits import Limits, measure_limits, read_bandwidth
 from moestro.cli.bench.pairing import Round, measure_rounds, summary
 from moestro.cli.bench.workers import Worker, read_record
-from moestro.cli.console import add_common_flags, note, print_json, start_logging
+from moestro.cli.console import add_common_flags, note, start_logging
 from moestro.core.model_config import load_model_spec
 from moestro.core.model_spec import ModelSpec
 from moestro.errors import ConfigError, MoestroError
@@ -232,6 +232,7 @@ def json_object(flag: str, text: str) -> dict[str, Any]:
 def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     start_logging(args)
+    report.check_output(args.output)
     report.check_chart(args.chart)
     request = Request.of(args)
     spec = load_model_spec(request.model)
@@ -247,14 +248,9 @@ def run(args: argparse.Namespace) -> int:
         **measure(request, spec),
         **report.circumstances(args.command_line),
     }
-    if args.output:
-        args.output.write_text(json.dumps(result, indent=1) + "\n")
+    report.conclude(args, result, report.print_peers)
     if args.chart:
         report.draw_ratios(result["rows"], args.chart)
-    if args.json:
-        print_json(result)
-    else:
-        report.print_peers(result)
     return 0
 
 

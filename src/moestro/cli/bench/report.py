@@ -1,13 +1,18 @@
 """How benchmarks show their results: tables for people, charts, and the circumstances."""
 
+import argparse
 import datetime
+import json
+import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from moestro.cli.console import print_json
 from moestro.errors import ConfigError
 
 
@@ -22,6 +27,25 @@ def circumstances(command: str) -> dict[str, Any]:
         "command": command,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def check_output(path: Path | None) -> None:
+    """Before anything is measured: whether --output can be written. Raises ConfigError."""
+    if path is None:
+        return
+    there = path if path.exists() else path.parent
+    if path.is_dir() or not os.access(there, os.W_OK):
+        raise ConfigError(f"--output {path} can't be written: name a file in a folder that can.")
+
+
+def conclude(args: argparse.Namespace, result: dict[str, Any], show: Callable[..., None]) -> None:
+    """Print the result, as JSON with --json, by `show` without; then write it to --output."""
+    if args.json:
+        print_json(result)
+    else:
+        show(result)
+    if args.output:
+        args.output.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def commit() -> str | None:

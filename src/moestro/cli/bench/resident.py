@@ -19,7 +19,7 @@ from moestro.config import EngineConfig
 from moestro.core.messages import StepReport
 from moestro.core.sampling_params import SamplingParams
 from moestro.engine.built_engine import BuiltEngine
-from moestro.errors import GenerationError, MoestroError
+from moestro.errors import CapacityError, ConfigError, GenerationError, MoestroError
 
 ENGINE = {
     "enable_prefix_caching": False,
@@ -40,7 +40,8 @@ class Resident:
         self._count = 0
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
-        """What a command asks for. Raises GenerationError when a sequence fails."""
+        """What a command asks for. Raises GenerationError when a sequence fails, ConfigError or
+        CapacityError when the batch can't run as one to its end."""
         if command["do"] == "prefill":
             return self.prefill(command["tokens"])
         tokens = bool(command.get("token_ids"))
@@ -71,6 +72,7 @@ class Resident:
         return told | {"token_ids": list(ids.values())} if token_ids else told
 
     def _start(self, batch: int, tokens: int, max_tokens: int) -> None:
+        self._check(batch, tokens + max_tokens)
         params = SamplingParams(
             max_tokens=max_tokens, temperature=0.0, ignore_eos=True, detokenize=False
         )
@@ -80,6 +82,26 @@ class Resident:
             prompt = [draw.randrange(10, self.built.spec.vocab_size) for _ in range(tokens)]
             self.built.engine.add_request(
                 self.built.processor.process(prompt, params, request_id=str(self._count))
+            )
+
+    def _check(self, batch: int, tokens: int) -> None:
+        plan = self.built.plan
+        if batch > plan.max_num_seqs:
+            raise ConfigError(
+                f"{batch} sequences would not run at once: max_num_seqs is {plan.max_num_seqs}. "
+                "Make the batch smaller, or raise it with --engine."
+            )
+        if tokens > plan.max_model_len:
+            raise ConfigError(
+                f"prompt and output come to {tokens} tokens, and max_model_len is "
+                f"{plan.max_model_len}. Make them shorter, or raise it with --engine."
+            )
+        pages = -(-tokens // plan.page_size) * batch
+        if pages > plan.num_pages:
+            raise CapacityError(
+                f"{batch} sequences of {tokens} tokens need {pages} KV pages, and there are "
+                f"{plan.num_pages}: make them fewer or shorter, or set kv_cache_memory_bytes to "
+                f"{pages * plan.page_size * plan.kv_bytes_per_token} with --engine."
             )
 
     def _step_until(self, tokens: int, ids: dict[str, list[int]] | None = None) -> None:
