@@ -109,7 +109,7 @@ def test_no_chat_template(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("quantization", "w8a8"),
+        ("host_kv_bytes", 1),
         ("kv_store", "lmdb:///tmp/x"),
         ("tensor_parallel_size", 2),
         ("speculative_config", {"method": "mtp", "num_speculative_tokens": 1}),
@@ -130,7 +130,7 @@ def test_a_memory_that_is_too_small_says_what_fits() -> None:
     "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 4 bytes")]
 )
 def test_memory_that_the_system_refuses(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(build, "KVPool", refuse)
@@ -139,7 +139,7 @@ def test_memory_that_the_system_refuses(error: Exception, monkeypatch: pytest.Mo
 
 
 def test_other_errors_while_loading_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("something else")
 
     monkeypatch.setattr(build, "KVPool", fail)
