@@ -1,12 +1,11 @@
 """`moestro bench machine`: what the machine can do at best, as the bound of every kernel."""
 
 import argparse
-import datetime
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
+from moestro.cli.bench import report
 from moestro.cli.bench.statistics import median
 from moestro.cli.console import add_common_flags, print_json, start_logging, write_text
 from moestro.errors import ConfigError
@@ -123,21 +122,11 @@ def run(args: argparse.Namespace) -> int:
     if most.num_threads > 1:
         measured.append(most)
     if args.json:
-        print_json({**_circumstances(), "limits": measured, "command": args.command_line})
+        shared = report.circumstances(args.command_line)
+        print_json({"benchmark": "machine", **shared, "limits": measured})
     else:
         write_text("\n".join(_lines(measured)) + "\n")
     return 0
-
-
-def _circumstances() -> dict[str, Any]:
-    from moestro.cli.machine import machine_facts, version_facts
-
-    return {
-        "benchmark": "machine",
-        "versions": version_facts(),
-        "machine": machine_facts(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
 
 
 def _lines(measured: list[MachineLimits]) -> list[str]:

@@ -6,8 +6,8 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -329,7 +329,10 @@ def _row(
     for engine in taking:
         ask(engine)
     rounds: list[Round] = []
-    with _progress(f"{weights} {name}", request.pairs) as advance:
+    title = f"{weights} {name}"
+    if not sys.stderr.isatty():
+        note(f"{datetime.datetime.now():%H:%M:%S} {title}")
+    with report.progress(title, request.pairs) as advance:
         for each in measure_rounds(ask, taking, read_bandwidth, request.pairs):
             rounds.append(each)
             advance()
@@ -353,19 +356,3 @@ def _bound(
     read, operations = measure.work(spec, storage)
     peak = limits.bf16_flops_per_s if weights == "bf16" else limits.int8_ops_per_s
     return lambda bandwidth: max(read / bandwidth, operations / peak)
-
-
-@contextmanager
-def _progress(title: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar over the rounds on stderr; a line where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        note(f"{datetime.datetime.now():%H:%M:%S} {title}")
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda: bar.update(task, advance=1)

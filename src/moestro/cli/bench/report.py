@@ -5,7 +5,9 @@ import datetime
 import json
 import os
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,20 @@ def conclude(args: argparse.Namespace, result: dict[str, Any], show: Callable[..
         show(result)
     if args.output:
         args.output.write_text(json.dumps(result, indent=1) + "\n")
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar over `total` steps on stderr, advanced by calling; none where that is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda: bar.update(task, advance=1)
 
 
 def commit() -> str | None:

@@ -1,15 +1,13 @@
 """`moestro bench throughput`: prefill and decode speed of one batch."""
 
 import argparse
-import datetime
 import random
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from moestro.cli.bench import report
 from moestro.cli.bench.memory import PeakMemory, peak_rss_bytes, resident_bytes
 from moestro.cli.bench.statistics import median, percentile
 from moestro.cli.console import add_common_flags, aligned, print_json, start_logging, write_text
@@ -80,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     load = Workload.of(args)
     params = sampling_of(load, sampling_overrides_from_args(args))
     config = replace(engine_config_from_args(args), skip_tokenizer_init=True)
-    result = {**measure(config, load, params), "command": args.command_line}
+    result = {**measure(config, load, params), **report.circumstances(args.command_line)}
     if args.json:
         print_json(result)
     else:
@@ -167,7 +165,7 @@ def measure(config: EngineConfig, load: Workload, params: SamplingParams) -> dic
         "peak_memory_bytes": memory.peak_bytes,
         "memory_before_bytes": before,
         "peak_rss_bytes": peak_rss_bytes(),
-        **_circumstances(built.plan),
+        "plan": built.plan.to_dict(),
     }
 
 
@@ -219,7 +217,7 @@ def _run_all(
 ) -> list[RunTimes]:
     draw = random.Random(seed)
     measured = []
-    with _progress(load.warmup + load.repeats) as advance:
+    with report.progress("runs", load.warmup + load.repeats) as advance:
         for n in range(load.warmup + load.repeats):
             times = run_once(built, load, params, draw, f"run-{n}")
             if n >= load.warmup:
@@ -247,32 +245,6 @@ def _speeds(runs: list[RunTimes], load: Workload) -> dict[str, Any]:
             "max": max(steps) * 1e3,
         }
     return told
-
-
-def _circumstances(plan: "Plan") -> dict[str, Any]:
-    from moestro.cli.machine import machine_facts, version_facts
-
-    return {
-        "plan": plan.to_dict(),
-        "versions": version_facts(),
-        "machine": machine_facts(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """A bar over the runs on stderr; nothing where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("runs", total=total)
-        yield lambda: bar.update(task, advance=1)
 
 
 def _lines(result: dict[str, Any]) -> list[str]:

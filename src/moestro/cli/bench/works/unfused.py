@@ -76,18 +76,18 @@ def qk_norm_rope_store(
     qkv: torch.Tensor,
     q_weight: torch.Tensor,
     k_weight: torch.Tensor,
-    rotary: Any,
+    rotary: ops.Rotary,
     eps: float,
-    pages: Any,
+    pages: ops.KVPages,
     slot_mapping: torch.Tensor,
 ) -> torch.Tensor:
     """Rows of the rotary table, then qk_norm_rope, then the store."""
+    if pages.hadamard:
+        raise UnsupportedError("The ladder has no unfused Hadamard rotation: set kv_hadamard off.")
     dim, kv_heads = q_weight.shape[0], pages.k.shape[1]
     num_heads = qkv.shape[1] // dim - 2 * kv_heads
     cos_sin = rotary.table[rotary.positions]
     q, k, v = qk_norm_rope(qkv, q_weight, k_weight, cos_sin, eps, num_heads, kv_heads)
-    if getattr(pages, "hadamard", False):
-        raise UnsupportedError("The ladder has no unfused Hadamard rotation: set kv_hadamard off.")
     ops.store_kv(k, v, pages, slot_mapping)
     return q
 
@@ -153,10 +153,9 @@ def _swiglu(
     return y
 
 
-_ELEMENTWISE: dict[str, Callable[..., Any]] = {
-    f.__name__: f for f in (add_rms_norm, qk_norm_rope, qk_norm_rope_store, moe_router)
+ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    f.__name__: f for f in (add_rms_norm, qk_norm_rope_store, moe_router)
 }
-ELEMENTWISE = {name: fn for name, fn in _ELEMENTWISE.items() if hasattr(ops, name)}
 """Fused chains as single steps."""
 LOOP: dict[str, Callable[..., Any]] = {"moe_experts": moe_experts}
 """The fused MoE block as a loop over experts."""
