@@ -202,9 +202,13 @@ def other_writer(tmp_path: Path) -> Iterator[Path]:
     process.join()
 
 
-def test_being_written_by_another_process(cache: PackedCache, other_writer: Path) -> None:
+def test_being_written_by_another_process(
+    cache: PackedCache, other_writer: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert not cache.attach(KEY, unfilled())
-    assert not cache.write(KEY, drawn()), "the other one writes it"
+    with caplog.at_level("INFO", logger="moestro"):
+        assert not cache.write(KEY, drawn()), "the other one writes it"
+    assert f"{KEY} is being written" in caplog.text
     assert other_writer.read_bytes() == b"half a file"
     assert clear(other_writer.parent) == 0
     assert other_writer.exists()

@@ -98,6 +98,7 @@ class PackedCache:
                 return False
             with self._partial(key) as file:
                 if file is None:
+                    logger.info("packed weights are not cached: %s is being written", key)
                     return False
                 _write(file, header, entries, tensors, total)
                 os.replace(self._folder / f"{key}{_PARTIAL}", self._path(key))
