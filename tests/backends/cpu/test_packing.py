@@ -29,13 +29,18 @@ def _assert_same(ours: WeightTensor, theirs: WeightTensor) -> None:
 
 
 @pytest.mark.parametrize("weight_format", FORMATS, ids=str)
-@pytest.mark.parametrize("shape", [(1, 128), (50, 256), (130, 128), (3, 34, 128)], ids=str)
-@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "paired"),
+    [
+        ((1, 128), False),
+        *(((m, k), paired) for m, k in ((50, 256), (130, 128)) for paired in (False, True)),
+        *(((3, 34, 128), paired) for paired in (False, True)),
+    ],
+    ids=str,
+)
 def test_every_bit_comes_back(
     weight_format: WeightFormat, shape: tuple[int, ...], paired: bool
 ) -> None:
-    if paired and shape[-2] % 2:
-        return
     rows = _weight(weight_format, *shape, paired=paired)
     packed = pack(rows)
     assert packed.codes.nbytes == packed_bytes(weight_format, shape, paired=paired)
