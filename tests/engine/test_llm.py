@@ -1,11 +1,13 @@
 """LLM over the bundled model: shapes of input, errors, life and memory."""
 
 import gc
+import os
 import signal
 import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +213,10 @@ def resident_bytes() -> int:
 
 
 def test_a_dropped_one_gives_its_memory_back() -> None:
-    """Six models one after another cost less than one more than two of them."""
+    """Six models one after another cost less than two more than two of them.
+
+    The heap keeps the room of one that is gone, or doesn't: 21 to 36 MB, up and down.
+    """
 
     def cycle() -> "weakref.ref[Any]":
         llm = LLM(**SMALL)
@@ -225,7 +230,7 @@ def test_a_dropped_one_gives_its_memory_back() -> None:
     watched = [cycle() for _ in range(6)]
     gc.collect()
     assert [w() for w in watched] == [None] * 6
-    assert resident_bytes() - before < 26_000_000
+    assert resident_bytes() - before < 52_000_000
 
 
 def test_importing_the_package_is_cheap() -> None:
@@ -238,6 +243,29 @@ def test_importing_the_package_is_cheap() -> None:
         "assert set(moestro.__all__) <= set(dir(moestro))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_builds_an_engine_of_its_own() -> None:
+    """torch's OpenMP has computed in the parent: its threads are missing in the child."""
+    code = (
+        "import os, torch; from moestro import LLM, SamplingParams; "
+        "params = SamplingParams(max_tokens=4, temperature=0.0); "
+        "options = dict(num_threads=2, weight_cache='off', max_model_len=64, "
+        "kv_cache_memory_bytes='4MiB', max_num_seqs=2); "
+        "ids = lambda: LLM(**options).generate('def f', params)[0].outputs[0].token_ids; "
+        "torch.set_num_threads(2); torch.ones(1 << 20).sin(); "
+        "expected = ids(); child = os.fork(); found = ids(); "
+        "os._exit(found != expected) if not child else None; "
+        "assert found == expected; assert os.waitpid(child, 0)[1] == 0"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    try:
+        assert process.wait(60) == 0
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def test_unknown_names_are_attribute_errors() -> None:

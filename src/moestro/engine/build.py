@@ -1,6 +1,7 @@
 """The one place where an engine is wired together: configuration in, BuiltEngine out."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,7 +67,7 @@ def build_engine(
         tokenizer = Tokenizer.load(tokenizer_dir, chat_template)
     processor = _make_processor(config, model_dir, spec, plan, tokenizer)
     device.set_num_threads(plan.num_threads)
-    torch.set_num_threads(plan.num_threads)
+    _set_torch_threads(plan.num_threads)
     began_s = time.monotonic()
     runner = _load_runner(device, plan, spec, model_dir, config, progress)
     loaded_s = time.monotonic()
@@ -94,6 +95,28 @@ def build_engine(
     )
 
 
+_forked = False
+
+
+def _after_fork() -> None:
+    global _forked
+    _forked = True
+    torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def _set_torch_threads(count: int) -> None:
+    """Threads of what torch computes while loading: one in a forked child.
+
+    A child has none of the threads of torch's OpenMP, and waits for them forever. The kernels'
+    own pool is made anew after fork.
+    """
+    torch.set_num_threads(1 if _forked else count)
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model without an engine around it, for measuring what is inside."""
@@ -111,7 +134,7 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Loaded
     template = ChatTemplate.load(tokenizer_dir, config.chat_template)
     tokenizer = Tokenizer.load(tokenizer_dir, template)
     device.set_num_threads(plan.num_threads)
-    torch.set_num_threads(plan.num_threads)
+    _set_torch_threads(plan.num_threads)
     with _refused_memory(plan):
         model = planned_model(device, plan, spec, model_dir, config, progress)
     return LoadedModel(model, spec, plan, tokenizer)

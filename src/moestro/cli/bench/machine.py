@@ -1,14 +1,19 @@
 """`moestro bench machine`: what the machine can do at best, as the bound of every kernel."""
 
 import argparse
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from moestro.cli.bench import report
 from moestro.cli.bench.statistics import median
 from moestro.cli.console import add_common_flags, print_json, start_logging, write_text
 from moestro.errors import ConfigError
+
+if TYPE_CHECKING:
+    from moestro.backends.cpu.machine import Kind
 
 HELP = "memory bandwidth and arithmetic peaks, the bounds of every kernel"
 DESCRIPTION = (
@@ -20,6 +25,8 @@ _MOST_THREADS = 1024
 _RUNS = 9
 _READ_SHARE = 0.5
 """Of the time, for reading; the rest is shared by the kinds of product."""
+_CALL_S = 2.0
+"""One native call lasts about so long at most: Python hears of Ctrl-C only after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +62,10 @@ def measure_machine(num_threads: int = 0, seconds: float = 2.0) -> MachineLimits
     run_s = (1 - _READ_SHARE) * seconds / len(machine.KINDS) / (_RUNS + 2)
     with _threads(threads):
         reads = machine.read_rates(size, 3)
-        reads = machine.read_rates(size, _runs_in(_READ_SHARE * seconds, size / median(reads)))
-        peaks = {kind: machine.peak_rates(kind, run_s, _RUNS) for kind in machine.KINDS}
+        runs = _runs_in(_READ_SHARE * seconds, size / median(reads))
+        each = max(3, int(_CALL_S * median(reads) / size))
+        reads = [r for at in range(0, runs, each) for r in machine.read_rates(size, each)]
+        peaks = {kind: _peak_rates(kind, run_s) for kind in machine.KINDS}
     billions = {k: None if v is None else median(v) / 1e9 for k, v in peaks.items()}
     return MachineLimits(
         level=library.native().level().decode(),
@@ -68,6 +77,20 @@ def measure_machine(num_threads: int = 0, seconds: float = 2.0) -> MachineLimits
         bf16_gflops=billions["bf16"],
         int8_gops=billions["int8"],
     )
+
+
+def _peak_rates(kind: "Kind", run_s: float) -> list[float] | None:
+    """_RUNS runs of run_s seconds, or more and shorter ones."""
+    from moestro.backends.cpu import machine
+
+    calls = math.ceil((_RUNS + 2) * run_s / _CALL_S)
+    rates: list[float] = []
+    for _ in range(calls):
+        more = machine.peak_rates(kind, run_s / calls, _RUNS)
+        if more is None:
+            return None
+        rates += more
+    return rates
 
 
 def _runs_in(seconds: float, run_s: float) -> int:
