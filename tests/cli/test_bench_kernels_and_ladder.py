@@ -7,8 +7,10 @@ import torch
 from tests.cli.terminal import main
 
 from moestro import ops
+from moestro.backends import load_backend
 from moestro.cli.bench.ladder import RUNGS, same_prefix, steps_of
 from moestro.cli.bench.pairing import Round
+from moestro.cli.bench.works import unfused
 from moestro.cli.bench.works.attention import CUTS, DIM, make_batch, other_cuts
 from moestro.cli.bench.works.matmul import Shape
 
@@ -29,6 +31,29 @@ def test_gains_multiply_up() -> None:
 
 def test_prefix_that_agrees() -> None:
     assert same_prefix([[1, 2], [3, 4]], [[1, 2], [5, 4]]) == [2, 0]
+
+
+@pytest.mark.parametrize("shared", [0, 48])
+def test_a_loop_over_experts_gives_the_fused_bits(shared: int) -> None:
+    load_backend("cpu")
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).bfloat16()
+
+    tokens, hidden, inner, num_experts, top_k = 64, 256, 96, 16, 8
+    x = draw(tokens, hidden).float()  # the result is not rounded to bf16: every bit shows
+    keys = torch.rand((tokens, num_experts), generator=generator)
+    weights = torch.rand((tokens, top_k), generator=generator)
+    routing = ops.Routing(keys.argsort(dim=1)[:, :top_k].int(), weights)
+    experts = ops.ExpertWeights(
+        draw(num_experts, 2 * inner, hidden),
+        draw(num_experts, hidden, inner),
+        draw(2 * shared, hidden) if shared else None,
+        draw(hidden, shared) if shared else None,
+    )
+    fused = ops.moe_experts(x, routing, experts, True)
+    assert torch.equal(unfused.moe_experts(x, routing, experts, True), fused)
 
 
 def test_ladder_of_the_bundled_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,7 +126,9 @@ def moe_experts(
         parts[token, choice] = _swiglu(x[token], gate_up, one_expert(experts.down_proj, expert))
     routed = torch.zeros(x.shape, dtype=torch.float32)
     for choice in range(routing.topk_ids.shape[1]):
-        routed += parts[:, choice] * routing.topk_weights[:, choice, None]
+        weights = routing.topk_weights[:, choice, None]
+        # The kernel's fused multiply-add: in double the product is exact.
+        routed = torch.addcmul(routed.double(), parts[:, choice].double(), weights.double()).float()
     if experts.shared_gate_up_proj is None or experts.shared_down_proj is None:
         return routed.to(x.dtype)
     shared = _swiglu(x, experts.shared_gate_up_proj, experts.shared_down_proj)
