@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 import moestro.backends.cpu  # noqa: F401 -- registers the bodies
 from moestro import ops
@@ -54,15 +55,16 @@ SPEC = ModelSpec(
 )
 
 
-class NullModel:
+class NullModel(nn.Module):
     """Hands out the same logits, of a spread as language models have it, for every row."""
 
     def __init__(self, vocab_size: int) -> None:
+        super().__init__()
         self.spec = replace(SPEC, vocab_size=vocab_size)
         rank = torch.randperm(vocab_size, generator=torch.Generator().manual_seed(0)) + 1.0
         self.row = 20 - 1.5 * rank.log()
 
-    def __call__(
+    def forward(
         self,
         input_ids: torch.Tensor,
         _positions: torch.Tensor,

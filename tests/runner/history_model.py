@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch import nn
 
 import moestro.backends.cpu  # noqa: F401 -- registers the bodies
 from moestro import ops
@@ -64,13 +65,14 @@ def expected_logits(token_ids: Sequence[int], vocab_size: int = VOCAB) -> np.nda
     return _logits(torch.tensor([[_hashes(torch.tensor(token_ids))[-1]]]), vocab_size)[0].numpy()
 
 
-class HistoryModel:
+class HistoryModel(nn.Module):
     """Takes CausalLM's place."""
 
     def __init__(self, vocab_size: int = VOCAB) -> None:
+        super().__init__()
         self.spec = history_spec(vocab_size)
 
-    def __call__(
+    def forward(
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
