@@ -1,17 +1,15 @@
-"""HF transformers as a benchmark worker: one JSON command a line in, one JSON answer a line out.
+"""HF transformers as a benchmark worker, with line_protocol.py's commands.
 
-Runs in an environment of its own (no moestro there). Commands: {"do": "prefill", "tokens": n},
-{"do": "decode", "batch": b, "context": n, "steps": m}, {"do": "quit"}. Answers: {"seconds": s}.
+Runs in an environment of its own (no moestro there).
 """
 
 import argparse
-import json
 import sys
 import time
-from typing import Any
 
 import torch
 import transformers
+from line_protocol import serve
 
 
 class Worker:
@@ -46,11 +44,6 @@ class Worker:
             token.tolist()
         return {"seconds": time.perf_counter() - began}
 
-    def answer(self, command: dict[str, Any]) -> dict[str, Any]:
-        if command["do"] == "prefill":
-            return self.prefill(command["tokens"])
-        return self.decode(command["batch"], command["context"], command["steps"])
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -59,12 +52,7 @@ def main() -> None:
     args = parser.parse_args()
     worker = Worker(args.folder, args.threads)
     versions = {"transformers": transformers.__version__, "torch": torch.__version__}
-    print(json.dumps({"ready": True, "versions": versions}), flush=True)
-    for line in sys.stdin:
-        command = json.loads(line)
-        if command["do"] == "quit":
-            break
-        print(json.dumps(worker.answer(command)), flush=True)
+    serve(worker, versions, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""ik_llama.cpp as a benchmark worker, with hf_worker.py's line protocol.
+"""ik_llama.cpp as a benchmark worker, with line_protocol.py's commands.
 
 Calls its libllama through the ctypes binding of the wheel; the token of a step is chosen by numpy,
 whose argmax over the logits costs a few microseconds. Batches are not asked of it: that version
@@ -7,14 +7,13 @@ aborts in a decode of several sequences.
 
 import argparse
 import ctypes
-import json
 import os
 import random
-import sys
 import time
 from typing import Any
 
 import numpy as np
+from line_protocol import serve
 
 LONGEST = 2304
 """Tokens of a sequence's context, and of a batch."""
@@ -89,11 +88,6 @@ class Worker:
             last = self.run([(t, context + step, s, True) for s, t in enumerate(last)])
         return {"seconds": time.perf_counter() - began}
 
-    def answer(self, command: dict[str, Any]) -> dict[str, Any]:
-        if command["do"] == "prefill":
-            return self.prefill(command["tokens"])
-        return self.decode(command["batch"], command["context"], command["steps"])
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -103,12 +97,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the library prints must not mix with the answers
     worker = Worker(args.model, args.threads)
-    print(json.dumps({"ready": True, "versions": {}}), file=answers, flush=True)
-    for line in sys.stdin:
-        command = json.loads(line)
-        if command["do"] == "quit":
-            break
-        print(json.dumps(worker.answer(command)), file=answers, flush=True)
+    serve(worker, {}, answers)
 
 
 if __name__ == "__main__":

