@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from moestro.core.page_moves import PageLoad
 from moestro.core.sampling_params import SamplingParams
 
 
@@ -52,12 +53,16 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The work of one step, in a deterministic order. released comes before new_sequences."""
+    """The work of one step, in a deterministic order. released comes before new_sequences.
+
+    loads: pages whose bytes come from the host tier before attention reads them.
+    """
 
     step_id: int
     sequences: tuple[ScheduledSequence, ...]
     new_sequences: tuple[NewSequence, ...] = ()
     released: tuple[int, ...] = ()
+    loads: tuple[PageLoad, ...] = ()
 
     @property
     def num_tokens(self) -> int:
