@@ -1,12 +1,17 @@
 """KVCacheManager: the one facade over pages, prefix index and page identity."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from moestro.core.kv_events import KVEvent
+from moestro.core.page_moves import PageLoad, PageMover
 from moestro.core.request import Sequence
 from moestro.errors import CapacityError, ConfigError
 from moestro.kvcache.allocator import PageAllocator
 from moestro.kvcache.identity import PageHasher, root_hash
 from moestro.kvcache.prefix_index import PrefixIndex
+from moestro.kvcache.tier_policy import TierConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,8 @@ class KVCacheManager:
     It changes pages, page_hashes, num_published_pages, num_computed_tokens and num_cached_tokens
     of the sequences it is handed, nothing else. A page is published once it is full and computed,
     and from then on is never written again. `namespace` digests everything outside the tokens
-    that changes KV values.
+    that changes KV values. mover, tiers: what lies below the device, if anything does. clock:
+    seconds; only deadlines of fetches and of pins depend on it.
     """
 
     def __init__(
@@ -38,6 +44,9 @@ class KVCacheManager:
         page_size: int,
         enable_prefix_caching: bool = True,
         namespace: bytes = b"",
+        mover: PageMover | None = None,
+        tiers: TierConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if num_pages < 1:
             raise CapacityError(
@@ -49,6 +58,9 @@ class KVCacheManager:
         self.page_size = page_size
         self.enable_prefix_caching = enable_prefix_caching
         self._namespace = namespace
+        self._mover = mover
+        self._tiers = tiers or TierConfig()
+        self._clock = clock
         self._hasher = PageHasher(page_size)
         self._allocator = PageAllocator(num_pages)
         self._index = PrefixIndex()
@@ -154,6 +166,26 @@ class KVCacheManager:
         seq.pages = []
         seq.num_published_pages = 0
         seq.num_computed_tokens = 0
+
+    def poll(self) -> list[int]:
+        """Take in what finished moves; seq_ids whose wait for lower tiers is over."""
+        return []
+
+    def take_loads(self) -> tuple[PageLoad, ...]:
+        """What the step being planned must load from host slots, since the last call."""
+        return ()
+
+    def end_step(self) -> None:
+        """The output of the step that took the loads is there: their slots are free to change."""
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a move may have finished, at most so long."""
+        if self._mover is not None:
+            self._mover.wait(timeout_s)
+
+    def take_events(self) -> list[KVEvent]:
+        """What pages came and went since the last call, if TierConfig.records_events."""
+        return []
 
     def stats(self) -> KVCacheStats:
         """Usage now and counters so far."""

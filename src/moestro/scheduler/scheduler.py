@@ -113,6 +113,13 @@ class Scheduler:
         """Whether schedule has something to do."""
         return bool(self._roster.live or self._failures)
 
+    def wait(self, timeout_s: float) -> None:
+        """Sleep until a sequence that waits for lower tiers may go on, at most so long.
+
+        For after a step that had nothing to compute because of such sequences.
+        """
+        self._kv.wait(timeout_s)
+
     def schedule(self) -> Schedule | None:
         """Plan the next step; None when there is no work.
 
