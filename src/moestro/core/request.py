@@ -4,6 +4,7 @@ import enum
 from dataclasses import dataclass, field
 
 from moestro.core.grammar import GrammarMatcher
+from moestro.core.kv_hints import NOTHING_USED, HintAnswer, KVHints, PrefixUse
 from moestro.core.sampling_params import SamplingParams
 
 
@@ -44,6 +45,7 @@ class Request:
     prompt: str | None = None
     priority: int = 0
     cache_salt: str = ""
+    kv_hints: KVHints | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +57,9 @@ class Sequence:
     (or will, once the step in flight is done). pages: page ids in order, page i holds positions
     [i * page_size, (i + 1) * page_size). page_hashes: the names of its full pages, kept when the
     pages are released. num_published_pages: how many of `pages` others may already share.
-    num_prompt_logprobs: how many prompt positions have their logprobs delivered.
+    num_prompt_logprobs: how many prompt positions have their logprobs delivered. prefix: what its
+    first admission found in the cache. hint_answer: what became of its request's kv_hints, once
+    it has ended; None without hints.
     """
 
     seq_id: int
@@ -70,6 +74,8 @@ class Sequence:
     num_published_pages: int = 0
     num_prompt_logprobs: int = 0
     num_preemptions: int = 0
+    prefix: PrefixUse = NOTHING_USED
+    hint_answer: HintAnswer | None = None
     matcher: GrammarMatcher | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
