@@ -182,28 +182,22 @@ def _rows(pages: ops.KVPages, page: Tensor, slot: Tensor) -> list[Tensor]:
 
 
 def _moe_gating_top_k(
-    router_logits: Tensor,
-    expert_bias: Tensor | None,
-    top_k: int,
-    scoring: str,
-    renormalize: bool,
-    epsilon: float,
-    scaling: float,
+    router_logits: Tensor, expert_bias: Tensor | None, rule: ops.GatingRule
 ) -> ops.Routing:
     experts = router_logits.shape[1]
     bias = [0.0] * experts if expert_bias is None else expert_bias.tolist()
     ids, weights = [], []
     for row in router_logits.double().tolist():
-        if scoring == "sigmoid":
+        if rule.scoring == "sigmoid":
             scores = [1 / (1 + math.exp(-x)) for x in row]
         else:
             scores = [math.exp(x - max(row)) for x in row]
             scores = [x / sum(scores) for x in scores]
-        best = sorted(range(experts), key=lambda e: (-(scores[e] + bias[e]), e))[:top_k]
-        total = sum(scores[e] for e in best) + epsilon if renormalize else 1.0
+        best = sorted(range(experts), key=lambda e: (-(scores[e] + bias[e]), e))[: rule.top_k]
+        total = sum(scores[e] for e in best) + rule.epsilon if rule.renormalize else 1.0
         ids.append(best)
-        weights.append([scores[e] / total * scaling for e in best])
-    shape = (len(ids), top_k)
+        weights.append([scores[e] / total * rule.scaling for e in best])
+    shape = (len(ids), rule.top_k)
     return ops.Routing(
         torch.tensor(ids, dtype=torch.int32).view(shape), torch.tensor(weights).view(shape)
     )
@@ -228,11 +222,7 @@ def _moe_router(
     routing = _moe_gating_top_k(
         _exact_router_logits(x, router),
         router.expert_bias,
-        rule.top_k,
-        rule.scoring,
-        rule.renormalize,
-        rule.epsilon,
-        rule.scaling,
+        rule,
     )
     if expert_counts is not None:
         for expert in routing.topk_ids.flatten().tolist():
@@ -303,7 +293,8 @@ def test_reference_equals_float64(op: Op, case: Case) -> None:
 def test_bias_selects_but_does_not_weigh() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
     bias = torch.tensor([0.0, 0.0, 0.0, 9.0])
-    routing = ops.moe_gating_top_k.reference(logits, bias, 2, "sigmoid", False, 0.0, 1.0)
+    rule = ops.GatingRule(2, "sigmoid", renormalize=False, epsilon=0.0, scaling=1.0)
+    routing = ops.moe_gating_top_k.reference(logits, bias, rule)
     assert routing.topk_ids.tolist() == [[3, 0]]
     torch.testing.assert_close(routing.topk_weights, torch.sigmoid(logits)[:, [3, 0]])
 
@@ -324,5 +315,6 @@ def test_scaling_is_on_the_routed_part_only() -> None:
 
 def test_ties_go_to_the_lowest_index() -> None:
     logits = torch.zeros((2, 7))
-    routing = ops.moe_gating_top_k.reference(logits, None, 3, "softmax", True, 0.0, 1.0)
+    rule = ops.GatingRule(3, "softmax", renormalize=True, epsilon=0.0, scaling=1.0)
+    routing = ops.moe_gating_top_k.reference(logits, None, rule)
     assert routing.topk_ids.tolist() == [[0, 1, 2]] * 2

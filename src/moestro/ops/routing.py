@@ -46,7 +46,11 @@ class RouterWeights:
 
 @dataclass(frozen=True, slots=True)
 class GatingRule:
-    """How experts are chosen from logits; see moe_gating_top_k."""
+    """How top_k experts a token are chosen from logits, and what their outputs weigh.
+
+    scoring: sigmoid or softmax over all experts. Weights are the scores of the chosen, divided by
+    (their sum + epsilon) when renormalize, times scaling.
+    """
 
     top_k: int
     scoring: str
@@ -106,39 +110,34 @@ def _draw_gating(
     return {
         "router_logits": logits,
         "expert_bias": expert_bias,
-        "top_k": top_k,
-        "scoring": scoring,
-        "renormalize": renormalize,
-        "epsilon": 1e-20 if scoring == "sigmoid" else 0.0,
-        "scaling": 2.826 if scoring == "sigmoid" else 1.0,
+        "rule": _rule_of_family(top_k, scoring, renormalize=renormalize),
     }
+
+
+def _rule_of_family(top_k: int, scoring: str, *, renormalize: bool) -> GatingRule:
+    epsilon, scaling = (1e-20, 2.826) if scoring == "sigmoid" else (0.0, 1.0)
+    return GatingRule(top_k, scoring, renormalize, epsilon, scaling)
 
 
 @op(cases=_gating_cases)
 def moe_gating_top_k(
-    router_logits: torch.Tensor,
-    expert_bias: torch.Tensor | None,
-    top_k: int,
-    scoring: str,
-    renormalize: bool,
-    epsilon: float,
-    scaling: float,
+    router_logits: torch.Tensor, expert_bias: torch.Tensor | None, rule: GatingRule
 ) -> Routing:
-    """Choose top_k experts a token.
+    """Choose rule.top_k experts a token.
 
-    router_logits: [T, E] fp32; expert_bias: [E] fp32, added for the selection only; scoring:
-    sigmoid or softmax over all experts. Weights are the unbiased scores of the chosen, divided by
-    (their sum + epsilon) when renormalize, times scaling. Order: falling biased score, ties to the
-    lowest index. Source: HF's hy_v3 (sigmoid) and qwen3_moe (softmax).
+    router_logits: [T, E] fp32; expert_bias: [E] fp32, added to the scores for the selection only:
+    weights are those of the unbiased scores. Order: falling biased score, ties to the lowest index.
+    Source: HF's hy_v3 (sigmoid) and qwen3_moe (softmax).
     """
     logits = router_logits.float()
-    scores = torch.sigmoid(logits) if scoring == "sigmoid" else torch.softmax(logits, dim=-1)
+    sigmoid = rule.scoring == "sigmoid"
+    scores = torch.sigmoid(logits) if sigmoid else torch.softmax(logits, dim=-1)
     keys = scores if expert_bias is None else scores + expert_bias.float()
-    topk_ids = keys.sort(dim=-1, descending=True, stable=True).indices[:, :top_k]
+    topk_ids = keys.sort(dim=-1, descending=True, stable=True).indices[:, : rule.top_k]
     weights = scores.gather(1, topk_ids)
-    if renormalize:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + epsilon)
-    return Routing(topk_ids.int(), weights * scaling)
+    if rule.renormalize:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + rule.epsilon)
+    return Routing(topk_ids.int(), weights * rule.scaling)
 
 
 def _draw_router(
@@ -186,10 +185,9 @@ def _draw_choice(
     generator: torch.Generator,
 ) -> Arguments:
     arguments = _draw_router(size, dtype, exact, generator)
-    sigmoid, experts = scoring == "sigmoid", size[2]
-    epsilon, scaling = (1e-20, 2.826) if sigmoid else (0.0, 1.0)
+    experts = size[2]
     counts = torch.randint(2**40, (experts,), generator=generator) if exact else None
-    rule = GatingRule(min(8, experts), scoring, sigmoid, epsilon, scaling)
+    rule = _rule_of_family(min(8, experts), scoring, renormalize=scoring == "sigmoid")
     return {**arguments, "rule": rule, "expert_counts": counts}
 
 
@@ -228,13 +226,7 @@ def moe_router(
     Source: HF's hy_v3 and qwen3_moe with an fp32 router.
     """
     routing: Routing = moe_gating_top_k.reference(
-        router_logits.reference(x, router),
-        router.expert_bias,
-        rule.top_k,
-        rule.scoring,
-        rule.renormalize,
-        rule.epsilon,
-        rule.scaling,
+        router_logits.reference(x, router), router.expert_bias, rule
     )
     if expert_counts is not None:
         chosen = routing.topk_ids.flatten().long()

@@ -90,16 +90,7 @@ def _exact_experts(moe: MoE, x: torch.Tensor) -> torch.Tensor:
 
 
 def _gate(moe: MoE, logits: torch.Tensor) -> ops.Routing:
-    rule = moe.gating_rule
-    routing: ops.Routing = ops.moe_gating_top_k(
-        logits,
-        moe.expert_bias,
-        rule.top_k,
-        rule.scoring,
-        rule.renormalize,
-        rule.epsilon,
-        rule.scaling,
-    )
+    routing: ops.Routing = ops.moe_gating_top_k(logits, moe.expert_bias, moe.gating_rule)
     return routing
 
 

@@ -32,7 +32,8 @@ def _seed() -> None:
 @pytest.mark.parametrize("experts", [3, 64, 193])
 def test_gating_is_right(scoring: str, renormalize: bool, experts: int) -> None:
     logits, bias = draw(40, experts, scale=3.0), draw(experts)
-    routing = ops.moe_gating_top_k(logits, bias, 3, scoring, renormalize, 1e-20, 2.5)
+    rule = ops.GatingRule(3, scoring, renormalize, 1e-20, 2.5)
+    routing = ops.moe_gating_top_k(logits, bias, rule)
     scores = logits.double()
     scores = scores.sigmoid() if scoring == "sigmoid" else scores.softmax(-1)
     order = (scores + bias.double()).sort(dim=-1, descending=True, stable=True).indices[:, :3]
@@ -45,30 +46,33 @@ def test_gating_is_right(scoring: str, renormalize: bool, experts: int) -> None:
 
 def test_gating_breaks_ties_by_the_lowest_index() -> None:
     logits = torch.tensor([[1.0, 2.0, 2.0, 1.0, 2.0], [50.0, 60.0, 70.0, 0.0, 80.0]])
-    ids = ops.moe_gating_top_k(logits, None, 4, "sigmoid", False, 0.0, 1.0).topk_ids
+    rule = ops.GatingRule(4, "sigmoid", renormalize=False, epsilon=0.0, scaling=1.0)
+    ids = ops.moe_gating_top_k(logits, None, rule).topk_ids
     assert ids.tolist() == [[1, 2, 4, 0], [0, 1, 2, 4]]  # sigmoid is 1 in fp32 from 17 on
 
 
 def test_gating_of_no_numbers_still_names_different_experts() -> None:
     logits = torch.full((2, 8), float("nan"))
     for scoring in ("sigmoid", "softmax"):
-        ids = ops.moe_gating_top_k(logits, None, 5, scoring, True, 1e-20, 1.0).topk_ids
+        rule = ops.GatingRule(5, scoring, renormalize=True, epsilon=1e-20, scaling=1.0)
+        ids = ops.moe_gating_top_k(logits, None, rule).topk_ids
         assert ids.tolist() == [[0, 1, 2, 3, 4]] * 2
 
 
 def test_gating_of_a_row_does_not_depend_on_the_batch() -> None:
     logits, bias = draw(70, 65), draw(65)
     for scoring in ("sigmoid", "softmax"):
-        whole = ops.moe_gating_top_k(logits, bias, 8, scoring, True, 1e-20, 2.0)
+        rule = replace(RULE, scoring=scoring)
+        whole = ops.moe_gating_top_k(logits, bias, rule)
         for i in (0, 33, 69):
-            one = ops.moe_gating_top_k(logits[i : i + 1], bias, 8, scoring, True, 1e-20, 2.0)
+            one = ops.moe_gating_top_k(logits[i : i + 1], bias, rule)
             assert torch.equal(one.topk_ids, whole.topk_ids[i : i + 1])
             assert same_bits(one.topk_weights, whole.topk_weights[i : i + 1])
 
 
 def test_gating_refuses_more_choices_than_experts() -> None:
     with pytest.raises(UnsupportedError, match="moe_gating_top_k"):
-        ops.moe_gating_top_k(torch.zeros(1, 4), None, 5, "sigmoid", True, 0.0, 1.0)
+        ops.moe_gating_top_k(torch.zeros(1, 4), None, replace(RULE, top_k=5))
 
 
 def _error(logits: torch.Tensor, exact: torch.Tensor) -> float:
@@ -149,7 +153,7 @@ def test_logits_and_choice_agree() -> None:
     router = ops.RouterWeights.of(draw(48, 200), bias, BF16)
     routing = ops.moe_router(x, router, RULE)
     logits = ops.router_logits(x, router)
-    apart = ops.moe_gating_top_k(logits, bias, 8, "sigmoid", True, 1e-20, 2.826)
+    apart = ops.moe_gating_top_k(logits, bias, RULE)
     assert torch.equal(routing.topk_ids, apart.topk_ids)
     assert same_bits(routing.topk_weights, apart.topk_weights)
 

@@ -41,39 +41,27 @@ def pack_router(router: ops.RouterWeights) -> ops.RouterWeights:
 
 
 def _fits_gating(
-    router_logits: torch.Tensor,
-    expert_bias: torch.Tensor | None,
-    top_k: int,
-    scoring: str,
-    renormalize: bool,
-    epsilon: float,
-    scaling: float,
+    router_logits: torch.Tensor, expert_bias: torch.Tensor | None, rule: ops.GatingRule
 ) -> bool:
     experts = router_logits.shape[-1]
     return (
         router_logits.dim() == 2
         and router_logits.dtype == torch.float32
-        and 0 < top_k <= experts <= _MAX_EXPERTS
-        and scoring in _SCORINGS
+        and 0 < rule.top_k <= experts <= _MAX_EXPERTS
+        and rule.scoring in _SCORINGS
         and (expert_bias is None or expert_bias.shape == (experts,))
     )
 
 
 @implements(ops.moe_gating_top_k, devices=("cpu",), when=_fits_gating, invariant=True)
 def moe_gating_top_k(
-    router_logits: torch.Tensor,
-    expert_bias: torch.Tensor | None,
-    top_k: int,
-    scoring: str,
-    renormalize: bool,
-    epsilon: float,
-    scaling: float,
+    router_logits: torch.Tensor, expert_bias: torch.Tensor | None, rule: ops.GatingRule
 ) -> ops.Routing:
     logits = router_logits.contiguous()
     bias = None if expert_bias is None else expert_bias.float().contiguous()
     tokens, experts = logits.shape
-    topk_ids = new_empty((tokens, top_k), torch.int32)
-    topk_weights = new_empty((tokens, top_k), torch.float32)
+    topk_ids = new_empty((tokens, rule.top_k), torch.int32)
+    topk_weights = new_empty((tokens, rule.top_k), torch.float32)
     arguments = GatingArgs(
         logits.data_ptr(),
         None if bias is None else bias.data_ptr(),
@@ -81,11 +69,11 @@ def moe_gating_top_k(
         topk_weights.data_ptr(),
         tokens,
         experts,
-        top_k,
-        epsilon,
-        scaling,
-        scoring == "softmax",
-        renormalize,
+        rule.top_k,
+        rule.epsilon,
+        rule.scaling,
+        rule.scoring == "softmax",
+        rule.renormalize,
     )
     held = (logits, topk_ids, topk_weights)
     launch(_GATING, arguments, *held, *(() if bias is None else (bias,)))

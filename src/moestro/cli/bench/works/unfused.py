@@ -100,15 +100,7 @@ def moe_router(
 ) -> ops.Routing:
     """The router's product, then the choice, then the count."""
     logits = ops.router_logits(x, router)
-    routing: ops.Routing = ops.moe_gating_top_k(
-        logits,
-        router.expert_bias,
-        rule.top_k,
-        rule.scoring,
-        rule.renormalize,
-        rule.epsilon,
-        rule.scaling,
-    )
+    routing: ops.Routing = ops.moe_gating_top_k(logits, router.expert_bias, rule)
     if expert_counts is not None:
         chosen = routing.topk_ids.flatten().long()
         expert_counts += torch.bincount(chosen, minlength=expert_counts.numel())
