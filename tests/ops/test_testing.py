@@ -35,8 +35,8 @@ def test_shape_dtype_and_kind_are_compared() -> None:
     _refuses(torch.ones(2).double(), torch.ones(2), "dtype")
     _refuses((torch.ones(2), 3), (torch.ones(2), 4), "3 is not 4")
     _refuses(torch.tensor([1, 2]), torch.tensor([1, 3]), r"2 is not 3 at \(1,\)")
-    pages = ops.KVPages(torch.ones(2), torch.ones(2))
-    _refuses(ops.KVPages(torch.ones(2), torch.zeros(2)), pages, r"result\.v")
+    ones = torch.ones(1, 1, 1, 2)
+    _refuses(ops.KVPages(ones, ones * 0), ops.KVPages(ones, ones), r"result\.v")
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

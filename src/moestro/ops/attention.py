@@ -200,9 +200,9 @@ def _draw_plan(
 ) -> Arguments:
     lengths = [context + query for context, query in sequences]
     width = -(-max(lengths, default=0) // 64)
-    pages = KVPages(*torch.zeros((2, 7, heads[1], 64, 32)).to(page_dtype))
-    if page_dtype == torch.int8:
-        pages = replace(pages, k_scales=pages.k[..., 0].float(), v_scales=pages.v[..., 0].float())
+    k, v = torch.zeros((2, 7, heads[1], 64, 32)).to(page_dtype)
+    scales = (k[..., 0].float(), v[..., 0].float()) if page_dtype == torch.int8 else (None, None)
+    pages = KVPages(k, v, *scales)
     queries = torch.tensor([0, *(query for _, query in sequences)])
     return {
         "query_start_loc": queries.cumsum(0).int(),

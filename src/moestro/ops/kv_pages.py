@@ -17,7 +17,8 @@ class KVPages:
 
     k and v: a float type, or int8 or float8_e4m3fn codes with k_scales and v_scales, [P, G, B]
     fp32, one a row (quant.kv is the byte spec). hadamard: keys are rotated before they are kept,
-    and so must be the queries that meet them.
+    and so must be the queries that meet them. Raises ValueError for parts that do not belong
+    together.
     """
 
     k: torch.Tensor
@@ -25,6 +26,24 @@ class KVPages:
     k_scales: torch.Tensor | None = None
     v_scales: torch.Tensor | None = None
     hadamard: bool = False
+
+    def __post_init__(self) -> None:
+        k, v = self.k, self.v
+        if k.dim() != 4 or k.shape != v.shape or k.dtype != v.dtype:
+            raise ValueError(
+                "keys and values are pages [P, G, B, D] of one shape and type, not "
+                f"{list(k.shape)} {k.dtype} and {list(v.shape)} {v.dtype}."
+            )
+        has_codes, rows = k.dtype in LARGEST_CODE, k.shape[:3]
+        for name, scales in (("k_scales", self.k_scales), ("v_scales", self.v_scales)):
+            if has_codes != (scales is not None):
+                wants = "codes and need" if has_codes else "numbers and take no"
+                raise ValueError(f"pages of {k.dtype} hold {wants} {name}.")
+            if scales is not None and (scales.shape != rows or scales.dtype != torch.float32):
+                raise ValueError(
+                    f"{name} are one torch.float32 a row of the pages, {list(rows)}, not "
+                    f"{list(scales.shape)} {scales.dtype}."
+                )
 
     @property
     def page_size(self) -> int:

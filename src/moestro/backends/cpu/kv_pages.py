@@ -26,15 +26,11 @@ def _fits(k: torch.Tensor, v: torch.Tensor, pages: ops.KVPages, slot_mapping: to
 
 def is_pool(pages: ops.KVPages) -> bool:
     """Whether the pages have a layout the kernels address: any strides, heads' rows contiguous."""
-    if pages.k.dtype in _KV_CODES:
-        for scales in (pages.k_scales, pages.v_scales):
-            if scales is None or scales.shape != pages.k.shape[:3] or scales.stride(2) != 1:
-                return False
+    for scales in (pages.k_scales, pages.v_scales):
+        if scales is not None and scales.stride(2) != 1:
+            return False
     return (
         (pages.k.dtype in DTYPE_CODES or pages.k.dtype in _KV_CODES)
-        and pages.k.dtype == pages.v.dtype
-        and pages.k.shape == pages.v.shape
-        and pages.k.dim() == 4
         and pages.k.stride(3) == 1
         and pages.v.stride(3) == 1
     )
