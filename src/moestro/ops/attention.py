@@ -230,9 +230,9 @@ def attention_plan(
     query_start_loc, seq_lens, page_table: as in AttentionMetadata; pages: of any of the layers;
     num_tokens: T; num_parts: threads that share the work, 0 for those the device has. Returns int32
     [capacity], which depends on sizes but not on lengths: the header and tasks of
-    AttentionPlan.words, then zeros. Bodies also check here, once a step, that the page table names
-    pages. Source: in the manner of the
-    task maps of Tencent's hpc-ops, https://github.com/Tencent/hpc-ops, with other costs and cuts.
+    AttentionPlan.words, then zeros. Bodies refuse a page table that names no pages here, before
+    any layer runs. Source: in the manner of the task maps of Tencent's hpc-ops,
+    https://github.com/Tencent/hpc-ops, with other costs and cuts.
     """
     row_bytes = 2 * pages.head_dim * pages.k.itemsize + (8 if pages.k_scales is not None else 0)
     shape = PlanShape(num_heads, pages.num_kv_heads, pages.head_dim, row_bytes, max(1, num_parts))

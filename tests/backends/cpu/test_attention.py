@@ -1,7 +1,7 @@
 """store_kv and paged attention: against float64, and the same bits however work is cut."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -210,6 +210,24 @@ def test_attention_refuses_bad_metadata(
     )
     with pytest.raises(ValueError, match=message):
         ops.paged_attention(draw(2, 1, 8), pages, metadata, 1.0)
+
+
+def test_a_plan_does_not_vouch_for_another_table_or_pool() -> None:
+    pages = _pool(7, 1, 4, 8, torch.float32)
+    metadata = ops.AttentionMetadata(
+        torch.tensor([0, 2], dtype=torch.int32),
+        torch.tensor([6], dtype=torch.int32),
+        torch.tensor([[6, 2]], dtype=torch.int32),
+        torch.zeros(2, dtype=torch.int64),
+        2,
+        6,
+    ).planned(pages, 1)
+    ops.paged_attention(draw(2, 1, 8), pages, metadata, 1.0)
+    moved = replace(metadata, page_table=torch.tensor([[6, 7]], dtype=torch.int32))
+    with pytest.raises(ValueError, match=r"page_table\[0, 1\] is 7; pages are 0 to 6"):
+        ops.paged_attention(draw(2, 1, 8), pages, moved, 1.0)
+    with pytest.raises(ValueError, match=r"page_table\[0, 0\] is 6; pages are 0 to 2"):
+        ops.paged_attention(draw(2, 1, 8), _pool(3, 1, 4, 8, torch.float32), metadata, 1.0)
 
 
 def test_attention_of_no_token() -> None:

@@ -9,9 +9,14 @@
 namespace moestro {
 namespace {
 
-// Args: PlanArgs or AttentionArgs. The queries of sequence s, and whether its table is wide enough.
+struct Pool {
+    int64_t num_pages, page_size;
+};
+
+// Args: PlanArgs or AttentionArgs. The queries of sequence s, and the pages its length needs. The
+// plan and every layer look: a plan tells nothing of the table and the pool it is used with.
 template <class Args>
-Status check_sequence(const Args& a, int64_t page_size, int64_t s) {
+Status check_sequence(const Args& a, const Pool& pool, int64_t s) {
     const int64_t begin = a.query_start_loc[s], end = a.query_start_loc[s + 1];
     const int64_t length = a.seq_lens[s];
     if (begin < 0 || end < begin || end > a.num_tokens)
@@ -21,27 +26,24 @@ Status check_sequence(const Args& a, int64_t page_size, int64_t s) {
     if (length < end - begin)
         return fail(kOutOfRange, "sequence %lld has %lld queries but seq_len %lld", (ll)s,
                     (ll)(end - begin), (ll)length);
-    const int64_t pages = (length + page_size - 1) / page_size;
+    const int64_t pages = (length + pool.page_size - 1) / pool.page_size;
     if (pages > a.page_table_width)
         return fail(kOutOfRange,
                     "sequence %lld of length %lld needs %lld pages; its table has %lld", (ll)s,
                     (ll)length, (ll)pages, (ll)a.page_table_width);
+    const int32_t* table = a.page_table + s * a.page_table_stride;
+    for (int64_t i = 0; i < pages; ++i)
+        if (table[i] < 0 || table[i] >= pool.num_pages)
+            return fail(kOutOfRange, "page_table[%lld, %lld] is %d; pages are 0 to %lld", (ll)s,
+                        (ll)i, table[i], (ll)pool.num_pages - 1);
     return kOk;
 }
 
-// The page ids that the sequences' lengths need.
-Status check_pages_of(const PlanArgs& a) {
-    for (int64_t s = 0; s < a.num_seqs; ++s) {
-        const Status wrong = check_sequence(a, a.page_size, s);
-        if (wrong != kOk) return wrong;
-        if (a.query_start_loc[s + 1] == a.query_start_loc[s]) continue;
-        const int32_t* table = a.page_table + s * a.page_table_stride;
-        for (int64_t i = 0; i < (a.seq_lens[s] + a.page_size - 1) / a.page_size; ++i)
-            if (table[i] < 0 || table[i] >= a.num_pages)
-                return fail(kOutOfRange, "page_table[%lld, %lld] is %d; pages are 0 to %lld", (ll)s,
-                            (ll)i, table[i], (ll)a.num_pages - 1);
-    }
-    return kOk;
+template <class Args>
+Status check_sequences(const Args& a, const Pool& pool) {
+    Status bad = kOk;
+    for (int64_t s = 0; bad == kOk && s < a.num_seqs; ++s) bad = check_sequence(a, pool, s);
+    return bad;
 }
 
 Status check_heads(int64_t heads, int64_t kv_heads, int64_t dim) {
@@ -93,7 +95,7 @@ Status launch_attention_plan(const void* args) {
     PlanArgs a = *static_cast<const PlanArgs*>(args);
     Status bad = check_heads(a.num_heads, a.num_kv_heads, a.head_dim);
     if (bad == kOk && a.page_size < 1) bad = fail(kBadShape, "page_size is %lld", (ll)a.page_size);
-    if (bad == kOk) bad = check_pages_of(a);
+    if (bad == kOk) bad = check_sequences(a, {a.num_pages, a.page_size});
     if (bad != kOk) return bad;
     if (a.num_parts == 0) a.num_parts = num_workers();
     if (plan_capacity(a) > a.capacity)
@@ -108,8 +110,7 @@ Status launch_paged_attention(const void* args) {
     Status bad = check_dtypes(a.q_dtype, a.q_dtype);
     if (bad == kOk) bad = check_pages(a.pages);
     if (bad == kOk) bad = check_heads(a.num_heads, a.num_kv_heads, a.head_dim);
-    for (int64_t s = 0; bad == kOk && s < a.num_seqs; ++s)
-        bad = check_sequence(a, a.pages.page_size, s);
+    if (bad == kOk) bad = check_sequences(a, {a.pages.num_pages, a.pages.page_size});
     if (bad != kOk) return bad;
     std::unique_ptr<int32_t[]> plan;
     if (a.plan == nullptr) {
