@@ -7,9 +7,12 @@ from tests.models.mtp_reference import mtp_step
 from tests.oracle.configs import hy_v3
 from tests.oracle.driver import PagedLoop, drawn_model
 
+from moestro.backends import load_backend
+from moestro.backends.cpu import library
 from moestro.core.model_config import parse_model_config
 from moestro.core.model_spec import ModelSpec
 from moestro.errors import UnsupportedError
+from moestro.layers.moe import pack_routers
 from moestro.layers.parameters import Parameters
 from moestro.models.causal_lm import CausalLM
 from moestro.models.registry import build_model
@@ -97,6 +100,28 @@ def test_several_layers_take_turns_and_keep_their_own_pages() -> None:
         expected = mtp_step(weights, spec, layer, hidden, next_ids)
         m = _run(model, hidden, next_ids, [LENGTH], step)
         torch.testing.assert_close(m.double(), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.skipif(not library.has_native(), reason="no kernel library was built here")
+def test_torch_computes_nothing_in_a_step() -> None:
+    """A capture refuses what torch computes; the replay follows its inputs."""
+    from moestro.backends.cpu.graph import GraphPool
+
+    model = drawn_model(_spec(), SEED, torch.float32)
+    pack_routers(model, load_backend("cpu"), torch.float32)
+    loop = PagedLoop(model, 1, LENGTH, page_size=4)
+    positions, attn = loop.metadata([0], [LENGTH])
+    hidden, ids = _hidden(LENGTH), _tokens(LENGTH)
+
+    def step() -> torch.Tensor:
+        return model.mtp_forward(hidden, ids, positions, loop.kv_pages, attn)
+
+    step()  # the rotary rows are there from here on
+    captured = GraphPool().capture(step)
+    hidden.copy_(hidden.flip(0))
+    ids.copy_(ids.flip(0))
+    captured.replay()
+    assert torch.equal(captured.result, step())
 
 
 def test_without_the_layer_a_step_is_refused() -> None:

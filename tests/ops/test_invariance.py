@@ -24,6 +24,7 @@ LEVELS = library.native().levels() if library.has_native() else ("reference",)
 ROWS: dict[Op, tuple[str, ...]] = {
     ops.rms_norm: ("x",),
     ops.add_rms_norm: ("x", "residual"),
+    ops.mtp_input: ("embeddings", "hidden_states", "positions"),
     ops.silu_and_mul: ("x",),
     ops.linear: ("x",),
     ops.embedding: ("input_ids",),

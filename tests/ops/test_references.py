@@ -31,6 +31,23 @@ def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tu
     return _rms_norm(summed, weight, eps), summed
 
 
+def _mtp_input(
+    embeddings: Tensor,
+    hidden_states: Tensor,
+    positions: Tensor,
+    embedding_weight: Tensor,
+    hidden_weight: Tensor,
+    eps: float,
+) -> Tensor:
+    rows, size = embeddings.shape
+    out = torch.empty((rows, 2 * size), dtype=embeddings.dtype)
+    for row in range(rows):
+        embedding = embeddings[row] * (0 if int(positions[row]) == 0 else 1)
+        out[row, :size] = _rms_norm(embedding, embedding_weight, eps)
+        out[row, size:] = _rms_norm(hidden_states[row], hidden_weight, eps)
+    return out
+
+
 def _silu(x: Tensor) -> Tensor:
     return x / (1 + torch.exp(-x))
 
@@ -261,6 +278,7 @@ def _expert(row: Tensor, gate_up: Tensor | WeightTensor, down: Tensor | WeightTe
 DIRECT: dict[Op, Direct] = {
     ops.rms_norm: _rms_norm,
     ops.add_rms_norm: _add_rms_norm,
+    ops.mtp_input: _mtp_input,
     ops.silu_and_mul: _silu_and_mul,
     ops.linear: _linear,
     ops.embedding: _embedding,

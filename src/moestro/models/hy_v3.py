@@ -36,9 +36,14 @@ class HyV3MTPLayer(DecoderLayer):
         self, hidden_states: torch.Tensor, next_embeddings: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
         """The layer's input from h_i and the embedding of token i + 1: [T, N]."""
-        first = (positions == 0).unsqueeze(-1)
-        embeddings = self.enorm(next_embeddings.masked_fill(first, 0))
-        joined = torch.cat((embeddings, self.hnorm(hidden_states)), dim=-1)
+        joined = ops.mtp_input(
+            next_embeddings,
+            hidden_states,
+            positions,
+            self.enorm.weight,
+            self.hnorm.weight,
+            self.enorm.eps,
+        )
         x: torch.Tensor = self.eh_proj(joined)
         return x
 

@@ -13,7 +13,7 @@ from moestro.ops.logit_edits import (
     apply_token_mask,
 )
 from moestro.ops.moe import ExpertWeights, moe_experts
-from moestro.ops.norm import add_rms_norm, rms_norm
+from moestro.ops.norm import add_rms_norm, mtp_input, rms_norm
 from moestro.ops.registry import Body, Op, all_ops, implements
 from moestro.ops.rope import Rotary, qk_norm_rope, qk_norm_rope_store
 from moestro.ops.routing import (
@@ -63,6 +63,7 @@ __all__ = [
     "moe_experts",
     "moe_gating_top_k",
     "moe_router",
+    "mtp_input",
     "paged_attention",
     "qk_norm_rope",
     "qk_norm_rope_store",

@@ -1,4 +1,4 @@
-"""RMSNorm, alone and fused with the residual addition."""
+"""RMSNorm: alone, fused with the residual addition, and of an MTP layer's two inputs."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -73,3 +73,53 @@ def add_rms_norm(
     """
     summed = (x.float() + residual.float()).to(x.dtype)
     return rms_norm.reference(summed, weight, eps), summed
+
+
+def _mtp_cases() -> Iterator[Case]:
+    for dtype in FLOAT_DTYPES:
+        for shape in ((0, 64), (1, 1), (1, 64), (3, 65), (40, 33), (2, 4100)):
+            yield Case(f"{list(shape)}", dtype, partial(_draw_mtp, shape, dtype))
+    make = partial(_draw_mtp, (3, 50), torch.float32, mixed=True)
+    yield Case("bf16 weights", torch.float32, make)
+
+
+def _draw_mtp(
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    generator: torch.Generator,
+    *,
+    mixed: bool = False,
+) -> Arguments:
+    """Positions from 0 on, and 0 again in the middle, as where two sequences meet."""
+    positions = torch.arange(shape[0])
+    positions[shape[0] // 2 :] -= shape[0] // 2
+    arguments = _draw(shape, dtype, generator, mixed=mixed)
+    return {
+        "embeddings": arguments["x"],
+        "hidden_states": normal(generator, *shape, dtype=dtype, scale=3.0),
+        "positions": positions,
+        "embedding_weight": arguments["weight"],
+        "hidden_weight": arguments["weight"].flip(0),
+        "eps": 1e-5,
+    }
+
+
+@op(cases=_mtp_cases)
+def mtp_input(
+    embeddings: torch.Tensor,
+    hidden_states: torch.Tensor,
+    positions: torch.Tensor,
+    embedding_weight: torch.Tensor,
+    hidden_weight: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    """What an MTP layer's eh_proj multiplies: rms_norm(embedding) beside rms_norm(hidden state).
+
+    embeddings, of token i + 1, and hidden_states, of position i: [T, N] of one dtype; positions:
+    [T] int64, i; embedding_weight, hidden_weight: [N]. An embedding counts as zeros at position 0,
+    so its half of the row is zeros there. Returns [T, 2 N] in that dtype, each half with the bits
+    of rms_norm. Source: the released hy_v3 checkpoint's layout and Tencent's trainer.
+    """
+    first = (positions == 0).unsqueeze(-1)
+    embedded = rms_norm.reference(embeddings, embedding_weight, eps).masked_fill(first, 0)
+    return torch.cat((embedded, rms_norm.reference(hidden_states, hidden_weight, eps)), dim=-1)

@@ -47,6 +47,18 @@ def test_add_rms_norm_reads_the_rounded_sum(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_an_mtp_input_has_the_bits_of_its_parts(dtype: torch.dtype) -> None:
+    embeddings, hidden_states = draw(6, 130, dtype=dtype), draw(6, 130, dtype=dtype)
+    embeddings[3] = float("nan")  # not looked at: it is at position 0
+    positions, weights = torch.tensor([0, 1, 2, 0, 1, 7]), (draw(130), draw(130))
+    joined = ops.mtp_input(embeddings, hidden_states, positions, *weights, 1e-5)
+    embedded = ops.rms_norm(embeddings, weights[0], 1e-5)
+    embedded[[0, 3]] = 0
+    assert same_bits(joined[:, :130], embedded)
+    assert same_bits(joined[:, 130:], ops.rms_norm(hidden_states, weights[1], 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES)
 def test_silu_and_mul_is_right(dtype: torch.dtype, size: int) -> None:
     x = draw(4, 2 * size, dtype=dtype, scale=20.0)

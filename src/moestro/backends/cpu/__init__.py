@@ -10,6 +10,7 @@ from moestro.core.hardware import probe_cpu
 KERNEL_OPS: tuple[ops.Op, ...] = (
     ops.rms_norm,
     ops.add_rms_norm,
+    ops.mtp_input,
     ops.silu_and_mul,
     ops.qk_norm_rope,
     ops.qk_norm_rope_store,

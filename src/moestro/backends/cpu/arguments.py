@@ -23,6 +23,18 @@ class NormArgs(ctypes.Structure):
     ]
 
 
+class MtpInputArgs(ctypes.Structure):
+    """Arguments of mtp_input."""
+
+    _fields_ = [
+        *_fields("embeddings hidden_states positions", c_void_p),
+        *_fields("embedding_weight hidden_weight out", c_void_p),
+        *_fields("rows size", c_int64),
+        ("eps", c_float),
+        *_fields("dtype weight_dtype reserved", c_int32),
+    ]
+
+
 class ActivationArgs(ctypes.Structure):
     """Arguments of silu_and_mul."""
 
@@ -204,6 +216,7 @@ class LogprobArgs(ctypes.Structure):
 
 ARGUMENTS: dict[str, type[ctypes.Structure]] = {
     "rms_norm": NormArgs,
+    "mtp_input": MtpInputArgs,
     "silu_and_mul": ActivationArgs,
     "qk_norm_rope": RopeArgs,
     "store_kv": StoreKvArgs,

@@ -1,14 +1,14 @@
-"""RMSNorm on the native library."""
+"""RMSNorm and an MTP layer's input on the native library."""
 
 import torch
 
 from moestro import ops
-from moestro.backends.cpu.arguments import DTYPE_CODES, NormArgs
+from moestro.backends.cpu.arguments import DTYPE_CODES, MtpInputArgs, NormArgs
 from moestro.backends.cpu.buffers import new_empty
 from moestro.backends.cpu.launch import Kernel, launch
 from moestro.ops.registry import implements
 
-_RMS_NORM = Kernel("rms_norm")
+_RMS_NORM, _MTP_INPUT = Kernel("rms_norm"), Kernel("mtp_input")
 
 
 def _fits(x: torch.Tensor, weight: torch.Tensor, eps: float) -> bool:
@@ -62,3 +62,46 @@ def add_rms_norm(
     )
     launch(_RMS_NORM, arguments, x, residual, weight, out, summed)
     return out, summed
+
+
+def _fits_mtp(
+    embeddings: torch.Tensor,
+    hidden_states: torch.Tensor,
+    positions: torch.Tensor,
+    embedding_weight: torch.Tensor,
+    hidden_weight: torch.Tensor,
+    eps: float,
+) -> bool:
+    return (
+        embeddings.dim() == 2
+        and positions.dtype == torch.int64
+        and positions.shape == embeddings.shape[:1]
+        and hidden_weight.shape == embedding_weight.shape
+        and hidden_weight.dtype == embedding_weight.dtype
+        and _fits_pair(embeddings, hidden_states, embedding_weight, eps)
+    )
+
+
+@implements(ops.mtp_input, devices=("cpu",), when=_fits_mtp, invariant=True)
+def mtp_input(
+    embeddings: torch.Tensor,
+    hidden_states: torch.Tensor,
+    positions: torch.Tensor,
+    embedding_weight: torch.Tensor,
+    hidden_weight: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    given = (embeddings, hidden_states, positions, embedding_weight, hidden_weight)
+    read = tuple(t.contiguous() for t in given)
+    rows, size = embeddings.shape
+    out = new_empty((rows, 2 * size), embeddings.dtype)
+    arguments = MtpInputArgs(
+        *(t.data_ptr() for t in (*read, out)),
+        rows,
+        size,
+        eps,
+        DTYPE_CODES[embeddings.dtype],
+        DTYPE_CODES[embedding_weight.dtype],
+    )
+    launch(_MTP_INPUT, arguments, *read, out)
+    return out

@@ -25,6 +25,7 @@ constexpr int32_t kMaxThreads = 1024;
 
 constexpr Op kOps[] = {
     {"rms_norm", sizeof(NormArgs), launch_rms_norm},
+    {"mtp_input", sizeof(MtpInputArgs), launch_mtp_input},
     {"silu_and_mul", sizeof(ActivationArgs), launch_silu_and_mul},
     {"qk_norm_rope", sizeof(RopeArgs), launch_qk_norm_rope},
     {"store_kv", sizeof(StoreKvArgs), launch_store_kv},

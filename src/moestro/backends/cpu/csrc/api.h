@@ -40,6 +40,7 @@ struct Op {
 const Op* find_op(int32_t code);
 
 Status launch_rms_norm(const void* args);
+Status launch_mtp_input(const void* args);
 Status launch_silu_and_mul(const void* args);
 Status launch_qk_norm_rope(const void* args);
 Status launch_store_kv(const void* args);

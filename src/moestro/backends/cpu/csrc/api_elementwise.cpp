@@ -13,6 +13,14 @@ Status launch_rms_norm(const void* args) {
     return kOk;
 }
 
+Status launch_mtp_input(const void* args) {
+    const auto& a = *static_cast<const MtpInputArgs*>(args);
+    const Status bad = check_dtypes(a.dtype, a.weight_dtype);
+    if (bad != kOk || a.rows == 0 || a.size == 0) return bad;
+    kernels().elementwise.mtp_input(a);
+    return kOk;
+}
+
 Status launch_silu_and_mul(const void* args) {
     const auto& a = *static_cast<const ActivationArgs*>(args);
     const Status bad = check_dtypes(a.dtype, a.dtype);

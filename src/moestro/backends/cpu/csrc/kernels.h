@@ -12,6 +12,7 @@ constexpr int64_t kMaxHeadDim = 1024;  // of heads that are kept in pages
 
 struct ElementwiseKernels {
     void (*rms_norm)(const NormArgs&);
+    void (*mtp_input)(const MtpInputArgs&);
     void (*silu_and_mul)(const ActivationArgs&);
     void (*qk_norm_rope)(const RopeArgs&);
     void (*store_kv)(const StoreKvArgs&);

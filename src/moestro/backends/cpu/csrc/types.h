@@ -138,6 +138,19 @@ struct NormArgs {
     int32_t dtype, weight_dtype, reserved;
 };
 
+// Two norms side by side; the embedding at position 0 counts as zeros.
+struct MtpInputArgs {
+    const void* embeddings;     // [rows, size]
+    const void* hidden_states;  // [rows, size]
+    const int64_t* positions;   // [rows]
+    const void* embedding_weight;
+    const void* hidden_weight;
+    void* out;  // [rows, 2 size]
+    int64_t rows, size;
+    float eps;
+    int32_t dtype, weight_dtype, reserved;
+};
+
 struct RopeArgs {
     const void* qkv;  // [T, (H + 2 G) D]
     const void* q_weight;

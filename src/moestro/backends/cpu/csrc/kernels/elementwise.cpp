@@ -10,7 +10,7 @@ namespace {
 }  // namespace
 
 ElementwiseKernels elementwise_kernels() {
-    return {rms_norm, silu_and_mul, qk_norm_rope, store_kv, qk_norm_rope_store};
+    return {rms_norm, mtp_input, silu_and_mul, qk_norm_rope, store_kv, qk_norm_rope_store};
 }
 
 }  // namespace moestro::MOESTRO_LEVEL

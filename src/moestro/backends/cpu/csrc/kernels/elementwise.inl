@@ -6,6 +6,19 @@ inline float inverse_rms(float sum_of_squares, int64_t size, float eps) {
 }
 
 template <class T, class TW>
+void norm_row(const T* x, const TW* weight, int64_t size, float eps, T* out) {
+    F squares = zero();
+    for_vectors(size, [&](int64_t i, int64_t n) {
+        const F v = load_some(x + i, n);
+        squares = fma(v, v, squares);
+    });
+    const F scale = set1(inverse_rms(hsum(squares), size, eps));
+    for_vectors(size, [&](int64_t i, int64_t n) {
+        store_some(out + i, load_some(x + i, n) * scale * load_some(weight + i, n), n);
+    });
+}
+
+template <class T, class TW>
 void rms_norm_row(const NormArgs& a, int64_t row) {
     const int64_t size = a.size;
     const T* x = static_cast<const T*>(a.x) + row * size;
@@ -19,15 +32,7 @@ void rms_norm_row(const NormArgs& a, int64_t row) {
         });
         x = summed;  // the norm reads the rounded sum
     }
-    F squares = zero();
-    for_vectors(size, [&](int64_t i, int64_t n) {
-        const F v = load_some(x + i, n);
-        squares = fma(v, v, squares);
-    });
-    const F scale = set1(inverse_rms(hsum(squares), size, a.eps));
-    for_vectors(size, [&](int64_t i, int64_t n) {
-        store_some(out + i, load_some(x + i, n) * scale * load_some(weight + i, n), n);
-    });
+    norm_row(x, weight, size, a.eps, out);
 }
 
 void rms_norm(const NormArgs& a) {
@@ -36,6 +41,29 @@ void rms_norm(const NormArgs& a) {
             using T = pointee<decltype(x)>;
             using TW = pointee<decltype(w)>;
             for_rows(a.rows, a.size, [&](int64_t row) { rms_norm_row<T, TW>(a, row); });
+        });
+    });
+}
+
+template <class T, class TW>
+void mtp_input_row(const MtpInputArgs& a, int64_t row) {
+    const int64_t size = a.size;
+    T* out = static_cast<T*>(a.out) + row * 2 * size;
+    if (a.positions[row] == 0)
+        __builtin_memset(out, 0, static_cast<size_t>(size) * sizeof(T));
+    else
+        norm_row(static_cast<const T*>(a.embeddings) + row * size,
+                 static_cast<const TW*>(a.embedding_weight), size, a.eps, out);
+    norm_row(static_cast<const T*>(a.hidden_states) + row * size,
+             static_cast<const TW*>(a.hidden_weight), size, a.eps, out + size);
+}
+
+void mtp_input(const MtpInputArgs& a) {
+    with_dtype(a.dtype, [&](auto* x) {
+        with_dtype(a.weight_dtype, [&](auto* w) {
+            using T = pointee<decltype(x)>;
+            using TW = pointee<decltype(w)>;
+            for_rows(a.rows, 2 * a.size, [&](int64_t row) { mtp_input_row<T, TW>(a, row); });
         });
     });
 }
