@@ -141,6 +141,15 @@ def test_named_files_exist(page: Path) -> None:
     assert missing == []
 
 
+RESULTS = sorted((ROOT / "docs" / "benchmarks").glob("*.json"))
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda p: p.name)
+def test_published_results_name_no_local_path(path: Path) -> None:
+    """Neither where the model lay nor where an engine did: MODEL_DIR and the like stand there."""
+    assert re.findall(r'(?<=[" =])[/~][\w.-]+/[^" ]*', path.read_text()) == []
+
+
 def test_overview_is_current() -> None:
     """docs/overview.svg is what scripts/draw_overview draws; what works has its packages."""
     drawing = runpy.run_path(str(ROOT / "scripts" / "draw_overview"))

@@ -12,7 +12,7 @@ from moestro.cli.bench import bound, report
 from moestro.cli.bench.pairing import Round, measure_rounds, rotated, summary
 from moestro.cli.bench.peers import MEASURES, PEERS, json_object, names
 from moestro.cli.bench.statistics import median_interval
-from moestro.cli.bench.workers import Worker, read_record
+from moestro.cli.bench.workers import Worker, read_record, versions
 from moestro.core.model_config import load_model_spec
 from moestro.core.model_spec import ModelSpec
 from moestro.errors import ConfigError, MoestroError
@@ -150,6 +150,11 @@ def test_record_of_installed_peers(tmp_path: Path) -> None:
         read_record(tmp_path)
     (tmp_path / "peers.json").write_text('{"hf": {"version": "5", "worker": ["a"]}}')
     assert read_record(tmp_path)["hf"]["worker"] == ["a"]
+
+
+def test_results_tell_versions_and_no_paths() -> None:
+    told = {"version": "5", "torch": "2", "worker": ["/opt/python", "a.py"], "source": "/opt/src"}
+    assert versions(told) == {"version": "5", "torch": "2"}
 
 
 def test_lists_and_objects_given_as_flags() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from moestro.cli.bench import bound, report
 from moestro.cli.bench.limits import Limits, measure_limits, read_bandwidth
 from moestro.cli.bench.pairing import Round, measure_rounds, summary
-from moestro.cli.bench.workers import Worker, read_record
+from moestro.cli.bench.workers import Worker, read_record, versions
 from moestro.cli.console import add_common_flags, note, start_logging
 from moestro.core.model_config import load_model_spec
 from moestro.core.model_spec import ModelSpec
@@ -281,13 +281,13 @@ def measure(request: Request, spec: ModelSpec) -> dict[str, Any]:
                 for each in request.measures:
                     taking = [n for n in workers if each in request.asked(n, weights)]
                     rows.append(_row(request, spec, limits, (weights, each), taking, workers))
-    versions = {n: request.record[PEERS[n].install] for n in request.peers if n != ONE_THREAD}
+    peers = [n for n in request.peers if n != ONE_THREAD]
     return {
         "model": str(request.model),
         "threads": request.threads,
         "pairs": request.pairs,
         "limits": asdict(limits),
-        "peers": versions,
+        "peers": {n: versions(request.record[PEERS[n].install]) for n in peers},
         "rows": rows,
         "engines": engines,
     }

@@ -18,6 +18,7 @@ from moestro.cli.bench.memory import PeakMemory, peak_rss_bytes
 from moestro.errors import ConfigError, MoestroError
 
 RECORD = "peers.json"
+VERSIONS = ("version", "compiler", "torch")
 
 
 class Worker:
@@ -133,3 +134,8 @@ def read_record(folder: Path) -> dict[str, dict[str, Any]]:
     if not isinstance(told, dict) or any("worker" not in p for p in told.values()):
         raise ConfigError(f"{path} names no workers: run bench/peers/install.py {folder} again.")
     return told
+
+
+def versions(recorded: dict[str, Any]) -> dict[str, Any]:
+    """What a result tells of a peer: what it is, never where it lies on this machine."""
+    return {key: recorded[key] for key in VERSIONS if key in recorded}
