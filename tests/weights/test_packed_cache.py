@@ -241,6 +241,21 @@ def test_files_used_longest_ago_go_first(cache: PackedCache, file: Path, tmp_pat
     assert cached_files(tmp_path / "weights") == []
 
 
+def test_what_is_mapped_outlives_replacing_evicting_and_clearing(
+    cache: PackedCache, file: Path
+) -> None:
+    """Writers rename and unlink: nobody's mapped pages are written or cut off."""
+    mapped = unfilled()
+    assert cache.attach(KEY, mapped)
+    assert cache.write(KEY, drawn(1))
+    assert same(mapped, drawn())
+    tight = PackedCache(file.parent, file.stat().st_size)
+    assert tight.write(cache_key({"a": 2}), drawn(2))
+    assert not file.exists()
+    assert clear(file.parent) > 0
+    assert same(mapped, drawn())
+
+
 def test_a_folder_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     cache = PackedCache(tmp_path / "file" / "weights", 2**20)

@@ -120,6 +120,21 @@ def _replace(leaf: str, tensor: torch.Tensor) -> Change:
     return lambda tensors: tensors.__setitem__(f"{MODULE}.{leaf}", tensor)
 
 
+def _stack(codes: str, scales: str) -> Change:
+    """The experts of MODULE's layer in one tensor, as transformers holds them in memory."""
+
+    def change(tensors: dict[str, torch.Tensor]) -> None:
+        experts = MODULE[: MODULE.index("experts.") + len("experts.")]
+        own = [n for n in tensors if n.startswith(experts) and ".gate_proj." in n]
+        stacked = torch.stack([tensors[n] for n in own if n.endswith(".weight")])
+        for name in own:
+            del tensors[name]
+        tensors[f"{experts}{codes}"] = stacked
+        tensors[f"{experts}{scales}"] = torch.ones(len(stacked), stacked.shape[1], 1)
+
+    return change
+
+
 def _nan_code(tensors: dict[str, torch.Tensor]) -> None:
     tensors[f"{MODULE}.weight"].view(torch.uint8)[3, 5] = 0xFF
 
@@ -150,6 +165,16 @@ def _unquantize(tensors: dict[str, torch.Tensor]) -> None:
         ("w8a8", _replace("weight_zero_point", torch.ones(96, 1, dtype=torch.int8)), "not 0"),
         ("w4a16", _replace("weight_g_idx", torch.zeros(192, dtype=torch.int32)), "act-order"),
         ("w4a16", _replace("weight_packed", torch.zeros(96, 3, dtype=torch.int32)), "wrong shape"),
+        (
+            "w8a8",
+            _stack("gate_up_proj", "gate_up_proj_scale"),
+            r"quantised experts in one stack .*\n.*experts\.gate_up_proj I8 \[",
+        ),
+        (
+            "w8a8",
+            _stack("gate_up_proj.weight", "gate_up_proj.weight_scale"),
+            r"quantised experts in one stack .*\n.*experts\.gate_up_proj\.weight I8 \[",
+        ),
         ("w8a8", _unquantize, "parts of one weight are stored in diff"),
     ],
 )

@@ -22,6 +22,7 @@ _UNUSED = (
 )  # fmt: skip
 _NIBBLES = 8
 """4-bit codes in one int32."""
+_STACKED = "holding quantised experts in one stack (each expert's are read by themselves)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,10 @@ class StoredWeights:
             return
         if any(name.endswith(f".{leaf}") for leaf in _UNUSED):
             self.unused.append(name)
+            return
+        if len(shape) == 3 and checkpoint.dtype(name) in (*_QUANTIZED, "I32"):
+            self._problem(_STACKED, f"{name} {checkpoint.dtype(name)} {list(shape)}")
+            self._left -= {n for n in self._left if n.startswith(name.removesuffix(".weight"))}
             return
         module, _, leaf = name.rpartition(".")
         kind = None
