@@ -122,12 +122,15 @@ class ExpertTokens:
 class StepOutput:
     """Results in the order of Schedule.sequences.
 
-    expert_tokens: told now and then, not every step.
+    expert_tokens: told now and then, not every step. load_bytes, load_s: of Schedule.loads, and
+    how long their copies took beside the step's own work.
     """
 
     step_id: int
     sequences: tuple[SequenceOutput, ...]
     expert_tokens: ExpertTokens | None = None
+    load_bytes: int = 0
+    load_s: float = 0.0
 
 
 class Runner(Protocol):

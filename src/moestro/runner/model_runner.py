@@ -15,6 +15,8 @@ from moestro.runner.forward_batch import ForwardBatch, ScoredRun
 from moestro.runner.graphs import DecodeGraphs, Told
 from moestro.runner.inputs import InputBuilder
 from moestro.runner.kv_pool import KVPool
+from moestro.runner.kv_tiers import KVTiers
+from moestro.runner.page_loader import LayersInLoading
 from moestro.runner.sampler import Sampler, score_prompt
 from moestro.runner.sequence_state import SequenceState
 
@@ -24,6 +26,7 @@ class ModelRunner:
 
     Owns the KV pool and the state of every sequence between its first schedule and its release.
     Row i of a batch has the same bits whatever the other rows are, as far as the ops keep theirs.
+    tiers: what moves pages to and from this pool, closed with it; schedules may then hold loads.
     """
 
     def __init__(
@@ -35,8 +38,10 @@ class ModelRunner:
         max_model_len: int,
         logits_block_bytes: int = LOGITS_BLOCK_BYTES,
         graph_pool: GraphPool | None = None,
+        tiers: KVTiers | None = None,
     ) -> None:
         self._model = model
+        self._tiers = tiers
         self._kv_pool = kv_pool
         self._inputs = InputBuilder(max_num_seqs, max_model_len, kv_pool.page_size)
         self._experts = ExpertCounter(model)
@@ -78,42 +83,62 @@ class ModelRunner:
         self._inputs.admit(schedule)
         if schedule.released:
             self._sampler.release()
+        loading = self._load(schedule)
         if not schedule.sequences:
-            return StepOutput(schedule.step_id, (), self._experts.take())
+            counted = self._experts.take()
+            return _with_loads(StepOutput(schedule.step_id, (), counted), loading)
         states = self._inputs.states(schedule)
         outputs = [SequenceOutput(state.seq_id) for state in states]
-        logits = self._decode(schedule, states)
+        logits = self._decode(schedule, states, loading)
         if logits is not None:
             self._draw(schedule, states, range(len(states)), logits, outputs)
         else:
             batch = self._inputs.build(schedule, states)
-            hidden_states = self._scored_rows(batch)
+            hidden_states = self._scored_rows(batch, loading)
             self._sample(schedule, states, batch, hidden_states, outputs)
             self._score(states, batch, hidden_states, outputs)
         for state, output in zip(states, outputs, strict=True):
             for token_id in output.token_ids:
                 state.append(token_id)
         counted = self._experts.due(schedule.num_tokens)
-        return StepOutput(schedule.step_id, tuple(outputs), counted)
+        return _with_loads(StepOutput(schedule.step_id, tuple(outputs), counted), loading)
 
     def close(self) -> None:
         """Give the KV memory back. The runner is of no use afterwards."""
         if self._graphs is not None:
             self._graphs.close()
+        if self._tiers is not None:
+            self._tiers.close()
         self._kv_pool.close()
 
-    def _decode(self, schedule: Schedule, states: Sequence[SequenceState]) -> torch.Tensor | None:
+    def _load(self, schedule: Schedule) -> LayersInLoading | None:
+        """Begin what the schedule loads from the host."""
+        if not schedule.loads:
+            return None
+        if self._tiers is None:
+            raise ValueError("the schedule loads pages, but this runner has no host tier.")
+        return self._tiers.loader.start(schedule.loads)
+
+    def _decode(
+        self,
+        schedule: Schedule,
+        states: Sequence[SequenceState],
+        loading: LayersInLoading | None,
+    ) -> torch.Tensor | None:
         """Logits of a decode step by a captured graph; None where the step is none."""
         graphs = self._graphs
         if graphs is None or not graphs.takes(len(states)):
             return None
         longest = self._inputs.fill_decode(schedule, states, graphs.inputs)
+        if longest and loading is not None:
+            loading.wait()  # a replay can't stop between layers
         return graphs.decode(len(states), longest) if longest else None
 
-    def _scored_rows(self, batch: ForwardBatch) -> torch.Tensor:
+    def _scored_rows(self, batch: ForwardBatch, loading: LayersInLoading | None) -> torch.Tensor:
         """[M, N]: what the rows batch.logits_indices become after the final norm."""
+        layers = self._kv_pool.layers if loading is None else loading
         hidden_states: torch.Tensor = self._model(
-            batch.input_ids, batch.positions, self._kv_pool.layers, batch.attention
+            batch.input_ids, batch.positions, layers, batch.attention
         )
         if not batch.scored and len(batch.sampled) == len(hidden_states):
             return hidden_states  # every row in order
@@ -178,3 +203,11 @@ class ModelRunner:
                 return (), error
             entries.extend(more)
         return tuple(entries), None
+
+
+def _with_loads(output: StepOutput, loading: LayersInLoading | None) -> StepOutput:
+    """The output once all loads are in place: their slots are free again with it."""
+    if loading is None:
+        return output
+    loading.wait()
+    return replace(output, load_bytes=loading.num_bytes, load_s=loading.seconds)

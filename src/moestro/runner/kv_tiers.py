@@ -1,0 +1,19 @@
+"""KVTiers: the moving parts beside a KV pool, closed together."""
+
+from dataclasses import dataclass
+
+from moestro.runner.page_loader import PageLoader
+from moestro.runner.transfer import PageTransfer
+
+
+@dataclass(frozen=True, slots=True)
+class KVTiers:
+    """loader: for loads within a step. transfer: for everything else; both share one HostPool."""
+
+    loader: PageLoader
+    transfer: PageTransfer
+
+    def close(self) -> None:
+        """Write what is pending, for at most transfer.FLUSH_S, and let go of the KV pool."""
+        self.loader.close()
+        self.transfer.close()
