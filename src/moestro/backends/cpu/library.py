@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME = "libmoestro_cpu.so"
 ABI_VERSION = 3
-NUMERICS_VERSION = 2
+NUMERICS_VERSION = 3
 """Raised with every change of a kernel's bits: it is part of the device's identity."""
 LEVELS = ("amx", "avx512", "avx2", "portable")
 """Best first; `auto` takes the first one the machine runs."""
@@ -191,5 +191,5 @@ def native() -> Library:
 
 
 def identity() -> str:
-    """The CPU's device identity, as "cpu-avx512-v2"; see backends.base.Device."""
+    """The CPU's device identity, as "cpu-avx512-v3"; see backends.base.Device."""
     return f"cpu-{status().isa}-v{NUMERICS_VERSION}"

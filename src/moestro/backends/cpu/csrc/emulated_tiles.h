@@ -109,19 +109,31 @@ inline void product_bf16(int sum, int a, int b) {
     _mm_setcsr(before);
 }
 
+// The even bytes of 16-bit lanes (odd: the other ones) as 16-bit numbers.
+template <class T>
+inline __m512i widened(__m512i bytes, bool odd) {
+    const __m512i top = odd ? bytes : _mm512_slli_epi16(bytes, 8);
+    return T(-1) < T(0) ? _mm512_srai_epi16(top, 8) : _mm512_srli_epi16(top, 8);
+}
+
 template <class A, class B>
 inline void product_int8(int sum, int a, int b) {
     Tiles& t = t_tiles;
     check_product(t, sum, a, b);
-    for (int m = 0; m < t.rows[sum]; ++m)
-        for (int n = 0; n < t.row_bytes[sum] / 4; ++n) {
-            uint32_t total;
-            std::memcpy(&total, t.data[sum][m] + 4 * n, 4);
-            for (int k = 0; k < t.row_bytes[a]; ++k)
-                total += static_cast<uint32_t>(static_cast<A>(t.data[a][m][k]) *
-                                               static_cast<B>(t.data[b][k / 4][4 * n + k % 4]));
-            std::memcpy(t.data[sum][m] + 4 * n, &total, 4);
+    const __mmask64 some = ~uint64_t{0} >> (64 - t.row_bytes[sum]);
+    for (int m = 0; m < t.rows[sum]; ++m) {
+        __m512i total = _mm512_load_si512(t.data[sum][m]);
+        for (int k = 0; k < t.rows[b]; ++k) {
+            uint32_t four;
+            std::memcpy(&four, t.data[a][m] + 4 * k, 4);
+            const __m512i x = _mm512_set1_epi32(static_cast<int>(four));
+            const __m512i y = _mm512_load_si512(t.data[b][k]);
+            // Pairs of 16-bit products, which wrap.
+            total = _mm512_dpwssd_epi32(total, widened<A>(x, false), widened<B>(y, false));
+            total = _mm512_dpwssd_epi32(total, widened<A>(x, true), widened<B>(y, true));
         }
+        _mm512_store_si512(t.data[sum][m], _mm512_maskz_mov_epi8(some, total));
+    }
 }
 
 }  // namespace

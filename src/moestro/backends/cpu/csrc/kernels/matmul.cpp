@@ -28,6 +28,10 @@ constexpr int fp8_as_bf16(int code) {
 #endif
 #include "tile.inl"
 #include "panel.inl"
+#if defined(MOESTRO_LEVEL_AMX)
+#include "tiles.inl"
+#include "matmul_amx.inl"
+#endif
 #include "rows_of_x.inl"
 #include "linear.inl"
 #include "moe.inl"

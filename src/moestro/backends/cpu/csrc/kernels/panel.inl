@@ -91,6 +91,27 @@ inline void clear(float* out, int64_t n) {
     __builtin_memset(out, 0, static_cast<size_t>(n * kOutStride) * sizeof(float));
 }
 
+// Lines of fp8 as lines of bf16, two for one.
+inline void decode_fp8_lines(const uint8_t* lines, int64_t width, int64_t count, uint8_t* wide) {
+    for (int64_t j = 0; j < count; ++j)
+        for (int64_t v = 0; v < width; ++v) {
+            __builtin_prefetch(lines + (j * width + v) * 64 + kAhead, 0, 2);
+            const Fp8Pairs pairs = decode_fp8(lines + (j * width + v) * 64);
+            store_pairs(wide + (2 * j * width + v) * 64, pairs.first);
+            store_pairs(wide + ((2 * j + 1) * width + v) * 64, pairs.second);
+        }
+}
+
+// out[r] *= the scales at the panel's head.
+inline void scale_rows(const uint8_t* panel, int64_t width, int64_t n, float* out) {
+    const float* scales = reinterpret_cast<const float*>(panel);
+    for (int64_t r = 0; r < n; ++r)
+        for (int64_t v = 0; v < width; ++v) {
+            float* at = out + r * kOutStride + v * kVectorRows;
+            store_lanes(at, load_lanes(at) * load_lanes(scales + v * kVectorRows));
+        }
+}
+
 constexpr int64_t kDecodeRows = 8;  // from more rows on, fp8 is decoded once, not once a tile
 
 template <class Fmt>
@@ -113,12 +134,7 @@ void multiply_float(const PackedLayout& l, const uint8_t* panel, int64_t width,
             using Wide = typename Fmt::Wide;
             if (n > kDecodeRows) {
                 alignas(64) uint8_t wide[2 * kBlockK * kPanelRows];
-                for (int64_t j = 0; j < block.count; ++j)
-                    for (int64_t v = 0; v < width; ++v) {
-                        const Fp8Pairs pairs = decode_fp8(block.lines + j * stride + v * 64);
-                        store_pairs(wide + (2 * j * width + v) * 64, pairs.first);
-                        store_pairs(wide + ((2 * j + 1) * width + v) * 64, pairs.second);
-                    }
+                decode_fp8_lines(block.lines, width, block.count, wide);
                 Block decoded = block;
                 decoded.lines = wide;
                 decoded.count = 2 * block.count;
@@ -130,13 +146,7 @@ void multiply_float(const PackedLayout& l, const uint8_t* panel, int64_t width,
             run_tiles<kMaxTileRows>(n, width, FloatTiles<Fmt>{block});
         }
     }
-    if (!l.row_scales()) return;
-    const float* scales = reinterpret_cast<const float*>(panel);
-    for (int64_t r = 0; r < n; ++r)
-        for (int64_t v = 0; v < width; ++v) {
-            float* at = out + r * kOutStride + v * kVectorRows;
-            store_lanes(at, load_lanes(at) * load_lanes(scales + v * kVectorRows));
-        }
+    if (l.row_scales()) scale_rows(panel, width, n, out);
 }
 
 inline void multiply_int8(const PackedLayout& l, const uint8_t* panel, int64_t width,

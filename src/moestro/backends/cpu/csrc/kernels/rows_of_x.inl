@@ -153,6 +153,10 @@ struct Weight {
           multiply(product(layout, form)) {}
 
     static Multiply product(const PackedLayout& l, const RowForm& form) {
+#if defined(MOESTRO_LEVEL_AMX)
+        const Multiply on_tiles = tile_product(l, form.kind == RowKind::kBFloat16);
+        if (on_tiles != nullptr) return on_tiles;
+#endif
         switch (l.format) {
             case kF32:
                 return multiply_float<Float32>;
@@ -165,7 +169,7 @@ struct Weight {
             default:
                 break;
         }
-#if defined(MOESTRO_LEVEL_AVX512) || defined(MOESTRO_LEVEL_AMX)
+#if defined(MOESTRO_LEVEL_AVX512)
         if (form.kind == RowKind::kBFloat16)
             return l.format == kBF16 ? multiply_float<BFloat16Dots> : multiply_float<Fp8Dots>;
 #endif
