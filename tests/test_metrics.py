@@ -3,7 +3,8 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from moestro.core.messages import EngineStats, RequestTimes
+from moestro.core.messages import EngineStats
+from moestro.core.outputs import RequestTiming
 from moestro.metrics import FinishedRequest, ServerMetrics, token_count_buckets
 
 # What vLLM 0.33 exposes of each: type, labels beside model_name and engine, and its buckets.
@@ -174,8 +175,8 @@ def test_requests_without_a_token_have_no_token_times() -> None:
 
 def test_phases_of_a_request() -> None:
     metrics = make()
-    metrics.observe_phases(RequestTimes(queue_s=0.5, prefill_s=1.0, decode_s=3.0))
-    metrics.observe_phases(RequestTimes(queue_s=0.25, prefill_s=None, decode_s=None))
+    metrics.observe_phases(RequestTiming(queue_s=0.5, prefill_s=1.0, decode_s=3.0))
+    metrics.observe_phases(RequestTiming(queue_s=0.25, prefill_s=None, decode_s=None))
     sums = {
         phase: value(metrics, f"vllm:request_{phase}_time_seconds_sum")
         for phase in ("queue", "prefill", "decode", "inference")

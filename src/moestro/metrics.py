@@ -68,7 +68,7 @@ class StepStats(Protocol):
 
 
 class PhaseTimes(Protocol):
-    """How long an ended request took in the engine (core.messages.RequestTimes)."""
+    """How long an ended request took in the engine (core.outputs.RequestTiming)."""
 
     @property
     def queue_s(self) -> float: ...

@@ -27,14 +27,15 @@ def make_engine(
     with_text: bool = True,
     max_tokens: int = 16,
     clock: Callable[[], float] = time.monotonic,
+    **options: Any,
 ) -> Engine:
-    """An engine of max_tokens tokens a step."""
+    """An engine of max_tokens tokens a step; options: the Engine's own."""
     scheduler = Scheduler(
         SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=max_tokens, max_model_len=200),
         KVCacheManager(num_pages, PAGE_SIZE),
         vocab_size=ByteVocabulary.SIZE,
     )
-    return Engine(scheduler, runner, ByteVocabulary() if with_text else None, clock)
+    return Engine(scheduler, runner, ByteVocabulary() if with_text else None, clock, **options)
 
 
 def replay(*replies: bytes | list[int], **options: Any) -> ReplayRunner:

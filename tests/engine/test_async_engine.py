@@ -31,13 +31,13 @@ from moestro.errors import EngineDeadError, RequestError
 LONG = SamplingParams(max_tokens=150)
 
 
-def built(runner: Any) -> BuiltEngine:
+def built(runner: Any, **options: Any) -> BuiltEngine:
     limits = InputLimits(ByteVocabulary.SIZE, max_model_len=200, kv_tokens=256)
     return BuiltEngine(
         config=EngineConfig(),
         spec=None,  # type: ignore[arg-type]
         plan=None,  # type: ignore[arg-type]
-        engine=make_engine(runner),
+        engine=make_engine(runner, **options),
         processor=InputProcessor(limits, None, eos_token_ids=[ByteVocabulary.EOS], engine_seed=0),
         chat_template=ChatTemplate(None),
     )

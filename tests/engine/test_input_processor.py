@@ -6,8 +6,14 @@ from typing import Any
 
 import pytest
 
+from moestro.core.kv_hints import KVHints
 from moestro.core.sampling_params import SamplingParams
-from moestro.engine.input_processor import InputLimits, InputProcessor, derive_seed
+from moestro.engine.input_processor import (
+    InputLimits,
+    InputProcessor,
+    RequestOptions,
+    derive_seed,
+)
 from moestro.engine.tokenizer import Tokenizer
 from moestro.errors import CheckpointError, RequestError
 from moestro.weights.source import resolve_model
@@ -53,7 +59,7 @@ def test_all_shapes_of_a_prompt() -> None:
 
 
 def test_defaults_and_stop_ids() -> None:
-    request = make().process([5], request_id="r", priority=3, cache_salt="s")
+    request = make().process([5], request_id="r", options=RequestOptions(3, "s"))
     assert request.params == SamplingParams(temperature=0.4)
     assert request.stop_token_ids == request.eos_token_ids == {2, 9}
     assert (request.priority, request.cache_salt) == (3, "s")
@@ -95,9 +101,11 @@ def test_max_tokens_is_capped_by_the_context(asked: int | None, given: int) -> N
 @pytest.mark.parametrize("name", ["request_id", "cache_salt"])
 def test_names_are_text(name: str) -> None:
     """The scheduler would find out only when the request is in the engine, and end it."""
-    options: dict[str, Any] = {"request_id": "r", name: 5}
+    wrong: Any = 5
+    options = RequestOptions(cache_salt=wrong) if name == "cache_salt" else RequestOptions()
+    request_id = wrong if name == "request_id" else "r"
     with pytest.raises(RequestError, match=f"{name} must be text, got 5") as error:
-        make().process("x", **options)
+        make().process("x", request_id=request_id, options=options)
     assert error.value.param == name
 
 
@@ -234,16 +242,34 @@ def test_without_a_tokenizer_only_ids() -> None:
 
 @pytest.mark.parametrize("priority", [True, 1.5, "1", None])
 def test_priorities_are_whole_numbers(priority: Any) -> None:
-    message, param = refused([5], priority=priority)
+    message, param = refused([5], options=RequestOptions(priority))
     assert "must be an integer" in message
     assert param == "priority"
 
 
+def test_hints_are_hints() -> None:
+    wrong: Any = {"session_id": "s"}
+    message, param = refused([5], options=RequestOptions(kv_hints=wrong))
+    assert "kv_hints must be KVHints" in message
+    assert param == "kv_hints"
+    hints = KVHints(session_id="s")
+    made = make().process([5], request_id="r", options=RequestOptions(kv_hints=hints))
+    assert made.kv_hints is hints
+
+
+def test_tokens_of_a_prompt_are_checked_as_a_request_is() -> None:
+    text, ids = make().tokens_of("x = 1")
+    assert (text, list(ids)) == ("x = 1", TOKENIZER.encode("x = 1"))
+    for wrong, words in (([], "empty"), ([-1], "out of vocabulary"), ([5] * 101, "context")):
+        with pytest.raises(RequestError, match=words):
+            make().tokens_of(wrong)
+
+
 def test_priority_needs_its_policy() -> None:
-    message, param = refused([5], priority=3, processor=make(policy="fcfs"))
+    message, param = refused([5], options=RequestOptions(3), processor=make(policy="fcfs"))
     assert "--scheduling-policy priority" in message
     assert param == "priority"
-    assert make(policy="fcfs").process([5], request_id="r", priority=0).priority == 0
+    assert make(policy="fcfs").process([5], request_id="r", options=RequestOptions(0)).priority == 0
 
 
 def test_what_a_prompt_object_holds_beside_its_text_is_refused() -> None:

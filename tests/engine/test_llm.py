@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from moestro import LLM, RequestOutput, SamplingParams
+from moestro.core.kv_hints import KVHints
 from moestro.core.request import FinishReason
 from moestro.core.step import Schedule, StepOutput
 from moestro.errors import ConfigError, EngineDeadError, RequestError
@@ -114,6 +115,15 @@ def test_bad_input_leaves_nothing_behind(llm: LLM, prompts: Any, params: Any, wo
 def test_priority_needs_one_a_prompt(llm: LLM, priority: Any) -> None:
     with pytest.raises(RequestError, match="priority"):
         llm.generate(["a", "b"], GREEDY, priority=priority)
+
+
+@pytest.mark.parametrize("kv_hints", [[KVHints()], 5, [KVHints(), "x"], {"session_id": "s"}])
+def test_hints_are_one_for_all_or_one_a_prompt(llm: LLM, kv_hints: Any) -> None:
+    with pytest.raises(RequestError, match="kv_hints"):
+        llm.generate(["a", "b"], GREEDY, kv_hints=kv_hints)
+    outputs = llm.generate(["a", "b"], GREEDY, kv_hints=[KVHints(priority=9), None])
+    assert [o.finished for o in outputs] == [True, True]
+    assert all(o.timing is not None and o.timing.prefill_s is not None for o in outputs)
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "continue_final_message"])

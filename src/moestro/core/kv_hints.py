@@ -7,9 +7,11 @@ to a tenant: (cache_salt, session_id) names one, so another tenant's is unknown,
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from moestro.core.kv_events import KVEvent
+from moestro.core.kv_stats import KVTierStats
 from moestro.errors import RequestError, shown
 
 DEFAULT_PRIORITY = 50
@@ -126,12 +128,14 @@ class HintAnswer:
     accepted: tokens of whole pages that it holds for (for prefetch: there already or on their
     way). clipped: the rest, because it is not cached, over quota, in use, or less than a page.
     refused: set when accepted is 0. expires_in_s: of a pin, from now; None without one.
+    expires_at: the same as Unix time; the engine adds it, the cache knows no calendar.
     """
 
     accepted: int = 0
     clipped: int = 0
     refused: HintRefusal | None = None
     expires_in_s: float | None = None
+    expires_at: float | None = field(default=None, compare=False)
 
 
 class MissReason(enum.StrEnum):
@@ -190,6 +194,12 @@ class HintedCache(Protocol):
 
     def explain(self, token_ids: Sequence[int], cache_salt: str) -> PrefixUse:
         """What a prompt would find now. Changes nothing, not even what is evicted next."""
+
+    def tier_stats(self) -> KVTierStats:
+        """Gauges and counters of all tiers; asked once a step."""
+
+    def take_events(self) -> list[KVEvent]:
+        """What pages came and went since the last call; nothing unless events are recorded."""
 
 
 def check_session_id(value: object, param: str) -> None:

@@ -6,7 +6,9 @@ They travel over a Channel: a thread queue inside one process, a pipe between tw
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from moestro.core.outputs import Logprob
+from moestro.core.kv_hints import HintAnswer, HintRequest, PrefixUse
+from moestro.core.kv_stats import KVTierStats
+from moestro.core.outputs import Logprob, RequestTiming
 from moestro.core.request import FinishReason, Request
 from moestro.core.step import ExpertTokens
 
@@ -33,8 +35,37 @@ class Shutdown:
 
 
 @dataclass(frozen=True, slots=True)
+class ExplainPrefix:
+    """Ask what a prompt would find in the cache now."""
+
+    token_ids: tuple[int, ...]
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KVCommand:
+    """A hint or a question about cached KV; a KVAnswer with its id follows."""
+
+    command_id: int
+    command: HintRequest | ExplainPrefix
+
+
+@dataclass(frozen=True, slots=True)
+class KVAnswer:
+    """The answer to a KVCommand. error: why there is none."""
+
+    command_id: int
+    answer: HintAnswer | PrefixUse | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SequenceDelta:
-    """What one step added to one sequence of a request. text never splits a character."""
+    """What one step added to one sequence of a request. text never splits a character.
+
+    timing: of the whole request, with the last delta of one that ran; the only part that depends
+    on a clock, and no part of equality. hint_answer: what became of the request's kv_hints.
+    """
 
     request_id: str
     index: int
@@ -46,11 +77,16 @@ class SequenceDelta:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    timing: RequestTiming | None = field(default=None, compare=False)
+    hint_answer: HintAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Gauges and counters of the loop at one moment; counters only grow."""
+    """Gauges and counters of the loop at one moment; counters only grow.
+
+    kv: of the KV tiers; depends on when moves finish and is no part of equality.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -63,32 +99,20 @@ class EngineStats:
     generation_tokens: int = 0
     num_steps: int = 0
     last_step_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RequestTimes:
-    """How long the phases of a request took, in seconds, over all its sequences.
-
-    queue_s: from its arrival in the engine to its first step. prefill_s: to its first token.
-    decode_s: to its last one. None where it ended before.
-    """
-
-    queue_s: float
-    prefill_s: float | None
-    decode_s: float | None
+    kv: KVTierStats | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """Everything one step has to tell, in a deterministic order.
 
-    times: of the requests that ended by themselves in it; the only part that depends on a clock,
-    and no part of equality. expert_tokens: see core.step.StepOutput.
+    times: of the requests that ended by themselves in it; no part of equality, as they depend on a
+    clock. expert_tokens: see core.step.StepOutput.
     """
 
     deltas: tuple[SequenceDelta, ...] = ()
     stats: EngineStats = field(default_factory=EngineStats)
-    times: tuple[RequestTimes, ...] = field(default=(), compare=False)
+    times: tuple[RequestTiming, ...] = field(default=(), compare=False)
     expert_tokens: ExpertTokens | None = None
 
 

@@ -10,15 +10,18 @@ import logging
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from moestro.config import EngineConfig
+from moestro.core.kv_hints import HintAction, HintAnswer, HintRequest, KVHints, PrefixUse
 from moestro.core.messages import (
     AbortRequest,
     AddRequest,
     Channel,
     EngineFailed,
     EngineStats,
+    ExplainPrefix,
+    KVAnswer,
     Shutdown,
     StepReport,
 )
@@ -27,8 +30,9 @@ from moestro.core.request import Request
 from moestro.core.sampling_params import SamplingParams
 from moestro.engine.built_engine import BuiltEngine
 from moestro.engine.channel import channel_pair
+from moestro.engine.command_answers import CommandAnswers
 from moestro.engine.engine_loop import run_engine_loop
-from moestro.engine.input_processor import Prompt
+from moestro.engine.input_processor import Prompt, RequestOptions
 from moestro.engine.request_progress import RequestProgress
 from moestro.engine.request_stream import RequestStream, StreamHub
 from moestro.engine.tokenizer import LONG_TEXT_CHARS, Tokenizer
@@ -58,6 +62,7 @@ class AsyncEngine:
         self.default_max_tokens = built.processor.default_max_tokens
         self._processor = built.processor
         self._hub = StreamHub()
+        self._answers = CommandAnswers()
         self._ids = itertools.count()
         self._closing = False
         self._channel, theirs = channel_pair()
@@ -70,7 +75,7 @@ class AsyncEngine:
             ),
             threading.Thread(
                 target=_read_reports,
-                args=(self._channel, self._hub, on_report),
+                args=(self._channel, self._hub, self._answers, on_report),
                 name="moestro-reports",
                 daemon=True,
             ),
@@ -123,6 +128,7 @@ class AsyncEngine:
         *,
         priority: int = 0,
         cache_salt: str = "",
+        kv_hints: KVHints | None = None,
         add_special_tokens: bool = True,
         strict_max_tokens: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -130,12 +136,14 @@ class AsyncEngine:
 
         The lists in an output grow when the next one is asked for: copy what must stay as it is.
         Closing the iterator, or cancelling the task, aborts the request. params None: the
-        checkpoint's defaults. strict_max_tokens: refuse max_tokens beyond the context instead of
+        checkpoint's defaults. kv_hints: what to do with its KV; answered in the last output's
+        kv_hints. strict_max_tokens: refuse max_tokens beyond the context instead of
         capping it. Raises RequestError, and EngineDeadError when the engine stops underneath.
         """
         if self._closing:
             raise EngineDeadError("The engine is shutting down.")
         submission = self._processor.next_submission()
+        options = RequestOptions(priority, cache_salt, kv_hints)
 
         def process() -> Request:
             return self._processor.process(
@@ -143,14 +151,12 @@ class AsyncEngine:
                 params,
                 request_id=f"request-{next(self._ids)}" if request_id is None else request_id,
                 submission=submission,
-                priority=priority,
-                cache_salt=cache_salt,
+                options=options,
                 add_special_tokens=add_special_tokens,
                 strict_max_tokens=strict_max_tokens,
             )
 
-        is_long = _text_length(prompt) > LONG_TEXT_CHARS
-        request = await asyncio.to_thread(process) if is_long else process()
+        request = await _in_thread_if_long(prompt, process)
         stream = RequestStream(asyncio.get_running_loop())
         self._hub.open(request.request_id, stream)
         progress = RequestProgress(request)
@@ -170,6 +176,53 @@ class AsyncEngine:
         """End a request; its iterator yields what there is, with finish_reason abort."""
         with contextlib.suppress(EngineDeadError):
             self._send(AbortRequest(request_id))
+
+    async def hint(
+        self,
+        action: HintAction,
+        prompt: Prompt | None = None,
+        *,
+        session_id: str | None = None,
+        ttl_s: float | None = None,
+        cache_salt: str = "",
+        add_special_tokens: bool = True,
+    ) -> HintAnswer:
+        """Pin, prefetch, demote or drop the KV of a session, or of a prompt (one of both).
+
+        The answer says what was accepted, clipped or refused, and comes between two steps.
+        Raises RequestError for what no engine could do, EngineDeadError.
+        """
+        token_ids = None
+        if prompt is not None:
+            token_ids = await self._tokens_of(prompt, add_special_tokens)
+        request = HintRequest(
+            action=action,
+            session_id=session_id,
+            token_ids=token_ids,
+            cache_salt=cache_salt,
+            ttl_s=ttl_s,
+        )
+        answer = await self._answers.ask(self._channel, request)
+        assert isinstance(answer, HintAnswer)
+        return answer
+
+    async def explain(
+        self, prompt: Prompt, *, cache_salt: str = "", add_special_tokens: bool = True
+    ) -> tuple[int, PrefixUse]:
+        """A prompt's tokens, and what it would find in the cache now. Changes nothing.
+
+        Raises RequestError and EngineDeadError.
+        """
+        token_ids = await self._tokens_of(prompt, add_special_tokens)
+        found = await self._answers.ask(self._channel, ExplainPrefix(token_ids, cache_salt))
+        assert isinstance(found, PrefixUse)
+        return len(token_ids), found
+
+    async def _tokens_of(self, prompt: Prompt, add_special_tokens: bool) -> tuple[int, ...]:
+        def read() -> tuple[int, ...]:
+            return self._processor.tokens_of(prompt, add_special_tokens)[1]
+
+        return await _in_thread_if_long(prompt, read)
 
     async def close(self, drain: bool = True) -> None:
         """Stop: after the requests in flight (drain), or now with them aborted. Repeatable."""
@@ -193,15 +246,28 @@ class AsyncEngine:
             raise EngineDeadError(self._hub.failure or "The engine has stopped.") from None
 
 
+_R = TypeVar("_R")
+
+
+async def _in_thread_if_long(prompt: Prompt, read: Callable[[], _R]) -> _R:
+    """Tokenise beside the event loop what would hold it up."""
+    if _text_length(prompt) > LONG_TEXT_CHARS:
+        return await asyncio.to_thread(read)
+    return read()
+
+
 def _text_length(prompt: Any) -> int:
     text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
     return len(text) if isinstance(text, str) else 0
 
 
 def _read_reports(
-    channel: Channel, hub: StreamHub, on_report: Callable[[StepReport], None] | None
+    channel: Channel,
+    hub: StreamHub,
+    answers: CommandAnswers,
+    on_report: Callable[[StepReport], None] | None,
 ) -> None:
-    """Hand reports to their streams until the channel ends."""
+    """Hand reports to their streams, and answers to who asked, until the channel ends."""
     failure = "The engine has stopped."
     try:
         while True:
@@ -211,6 +277,8 @@ def _read_reports(
                 if on_report is not None:
                     on_report(event)
                 hub.deliver(event)
+            elif isinstance(event, KVAnswer):
+                answers.deliver(event)
             elif isinstance(event, EngineFailed):
                 failure = f"The engine has failed: {event.message}"
     except EOFError:
@@ -221,6 +289,7 @@ def _read_reports(
         channel.close()
     finally:
         hub.fail(failure)
+        answers.fail(failure)
 
 
 def _stop_threads(channel: Channel, threads: tuple[threading.Thread, ...]) -> None:

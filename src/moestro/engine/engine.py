@@ -5,15 +5,25 @@ schedule -> runner.execute -> scheduler.update -> text and stop strings -> StepR
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol, TypeVar
 
-from moestro.core.messages import EngineStats, RequestTimes, SequenceDelta, StepReport
-from moestro.core.outputs import Logprob
+from moestro.core.kv_events import KVEvent
+from moestro.core.kv_hints import (
+    HintAnswer,
+    HintedCache,
+    HintRefusal,
+    HintRequest,
+    MissReason,
+    PrefixUse,
+)
+from moestro.core.messages import EngineStats, ExplainPrefix, SequenceDelta, StepReport
+from moestro.core.outputs import Logprob, RequestTiming
 from moestro.core.request import FinishReason, Request
 from moestro.core.step import Runner, Schedule, TokenLogprobs
 from moestro.engine.detokenizer import Detokenizer, TokenVocabulary
+from moestro.engine.request_state import RequestState, SequenceState
 from moestro.errors import RequestError, shown
 from moestro.scheduler import Scheduler, SequenceUpdate
 
@@ -26,44 +36,14 @@ class TextVocabulary(TokenVocabulary, Protocol):
     def token_to_piece(self, token_id: int) -> str: ...
 
 
-@dataclass(slots=True)
-class _SequenceState:
-    """The engine's share of one sequence's state; tokens and pages are the scheduler's."""
-
-    detokenizer: Detokenizer | None
-    num_output_tokens: int = 0
-
-
-@dataclass(slots=True)
-class _RequestState:
-    """A request in flight; sequences leave as they finish. Times in seconds of the clock."""
-
-    request: Request
-    first_seq_id: int
-    arrived_s: float
-    sequences: dict[int, _SequenceState] = field(default_factory=dict)
-    told_first_prompt_logprob: bool = False
-    started_s: float | None = None
-    first_token_s: float | None = None
-    last_token_s: float | None = None
-
-    def times(self) -> RequestTimes | None:
-        """None for a request that never ran."""
-        if self.started_s is None:
-            return None
-        prefill_s = decode_s = None
-        if self.first_token_s is not None and self.last_token_s is not None:
-            prefill_s = self.first_token_s - self.started_s
-            decode_s = self.last_token_s - self.first_token_s
-        return RequestTimes(self.started_s - self.arrived_s, prefill_s, decode_s)
-
-
 class Engine:
     """Runs requests to their end. Not thread-safe: one thread calls everything.
 
     What goes wrong with one request ends that request (finish_reason error); an exception out of
     step() means that the engine is broken. vocabulary None: token ids only, no text. clock:
-    seconds, for the times of requests only; nothing is decided by it.
+    seconds, for the times of requests only; nothing is decided by it. cache: takes hints and
+    questions; None refuses hints. on_events: told after a step which pages came and went; must
+    not block.
     """
 
     def __init__(
@@ -72,15 +52,19 @@ class Engine:
         runner: Runner,
         vocabulary: TextVocabulary | None = None,
         clock: Callable[[], float] = time.monotonic,
+        cache: HintedCache | None = None,
+        on_events: Callable[[Sequence[KVEvent]], None] | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._vocabulary = vocabulary
         self._clock = clock
-        self._requests: dict[str, _RequestState] = {}
-        self._waiting: dict[int, _RequestState] = {}  # by first_seq_id, until its first step
+        self._cache = cache
+        self._on_events = on_events
+        self._requests: dict[str, RequestState] = {}
+        self._waiting: dict[int, RequestState] = {}  # by first_seq_id, until its first step
         self._pending: list[SequenceDelta] = []
-        self._times: list[RequestTimes] = []
+        self._times: list[RequestTiming] = []
 
     def add_request(self, request: Request) -> None:
         """Queue a request. Raises RequestError when its id is in use or its grammar is refused."""
@@ -92,12 +76,12 @@ class Engine:
         first, *_ = self._scheduler.add(request)
         params = request.params
         vocabulary = self._vocabulary if params.detokenize else None
-        state = _RequestState(
+        state = RequestState(
             request,
             first.seq_id,
             self._clock(),
             {
-                index: _SequenceState(
+                index: SequenceState(
                     None if vocabulary is None else Detokenizer(vocabulary, params)
                 )
                 for index in range(params.n)
@@ -121,11 +105,19 @@ class Engine:
         if state is None:
             return
         self._waiting.pop(state.first_seq_id, None)
-        self._scheduler.abort(request_id)
+        answers = {seq.index: seq.hint_answer for seq in self._scheduler.abort(request_id)}
+        last = max(state.sequences)
         for index, sequence in state.sequences.items():
             text = sequence.detokenizer.feed((), last=True).text if sequence.detokenizer else ""
             self._pending.append(
-                SequenceDelta(request_id, index, text=text, finish_reason=FinishReason.ABORT)
+                SequenceDelta(
+                    request_id,
+                    index,
+                    text=text,
+                    finish_reason=FinishReason.ABORT,
+                    timing=state.timing() if index == last else None,
+                    hint_answer=_dated(answers.get(index)),
+                )
             )
 
     def abort_all(self) -> None:
@@ -143,7 +135,22 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Gauges and counters as of now."""
-        return self._scheduler.stats()
+        stats = self._scheduler.stats()
+        return stats if self._cache is None else replace(stats, kv=self._cache.tier_stats())
+
+    def answer(self, command: HintRequest | ExplainPrefix) -> HintAnswer | PrefixUse:
+        """Take a hint or answer a question, between two steps."""
+        cache = self._cache
+        if isinstance(command, ExplainPrefix):
+            if cache is None:
+                return PrefixUse(miss=MissReason.CACHING_OFF)
+            return cache.explain(command.token_ids, command.cache_salt)
+        if cache is None:
+            num_tokens = len(command.token_ids or ())
+            return HintAnswer(clipped=num_tokens, refused=HintRefusal.CACHING_OFF)
+        answer = _dated(cache.hint(command))
+        self._tell_events()
+        return answer
 
     def step(self) -> StepReport:
         """Compute one step and report it; deltas in the order of the schedule, aborts first."""
@@ -159,6 +166,7 @@ class Engine:
             if not (schedule.sequences or schedule.released or updates):
                 raise RuntimeError(f"step {schedule.step_id} has requests but schedules nothing")
             deltas += (d for u in updates if (d := self._digest(u, now_s)) is not None)
+            self._tell_events()
         times, self._times = self._times, []
         return StepReport(tuple(deltas), self.stats(), tuple(times), expert_tokens)
 
@@ -167,6 +175,12 @@ class Engine:
         self.abort_all()
         self.discard_pending()
         self._runner.close()
+
+    def _tell_events(self) -> None:
+        if self._on_events is not None and self._cache is not None:
+            events = self._cache.take_events()
+            if events:
+                self._on_events(events)
 
     def _note_starts(self, schedule: Schedule) -> None:
         for new in schedule.new_sequences:
@@ -185,7 +199,7 @@ class Engine:
             update.finish_reason,
             update.stop_reason,
         )
-        text = ""
+        text, hint_answer, timing = "", update.hint_answer, None
         if sequence.detokenizer is not None:
             piece = sequence.detokenizer.feed(
                 token_ids,
@@ -195,7 +209,7 @@ class Engine:
             text, token_ids = piece.text, token_ids[: piece.num_tokens]
             if piece.stop is not None:
                 if reason is None:
-                    self._scheduler.finish(
+                    hint_answer = self._scheduler.finish(
                         update.seq_id,
                         FinishReason.STOP,
                         piece.stop,
@@ -207,9 +221,11 @@ class Engine:
             state.last_token_s = now_s
             if state.first_token_s is None:
                 state.first_token_s = now_s
+        if update.index == 0:
+            state.prefix = update.prefix
         prompt_logprobs = self._prompt_logprobs(state, update)
         if reason is not None:
-            self._forget(state, update.index)
+            timing = self._forget(state, update.index)
         if not (token_ids or prompt_logprobs or reason):
             return None
         return SequenceDelta(
@@ -223,21 +239,24 @@ class Engine:
             reason,
             stop_reason,
             update.error,
+            timing,
+            _dated(hint_answer),
         )
 
-    def _forget(self, state: _RequestState, index: int) -> None:
-        """A sequence has ended; with the last one its request has."""
+    def _forget(self, state: RequestState, index: int) -> RequestTiming | None:
+        """A sequence has ended; with the last one its request has: the times of that."""
         del state.sequences[index]
         if state.sequences:
-            return
+            return None
         del self._requests[state.request.request_id]
         self._waiting.pop(state.first_seq_id, None)
-        times = state.times()
-        if times is not None:
-            self._times.append(times)
+        timing = state.timing()
+        if timing is not None:
+            self._times.append(timing)
+        return timing
 
     def _prompt_logprobs(
-        self, state: _RequestState, update: SequenceUpdate
+        self, state: RequestState, update: SequenceUpdate
     ) -> tuple[dict[int, Logprob] | None, ...]:
         """Entries that this step adds; the first token of a prompt has none."""
         if state.request.params.prompt_logprobs is None or update.index != 0:
@@ -259,6 +278,16 @@ class Engine:
                 text = vocabulary.token_to_piece(token_id) if vocabulary else None
                 found[token_id] = Logprob(logprob, rank, text)
         return found
+
+
+_A = TypeVar("_A", HintAnswer, HintAnswer | None)
+
+
+def _dated(answer: _A) -> _A:
+    """With the end of its pin as a calendar date, for people."""
+    if answer is None or answer.expires_in_s is None:
+        return answer
+    return replace(answer, expires_at=time.time() + answer.expires_in_s)
 
 
 def _ends_with_stop_token(request: Request, update: SequenceUpdate) -> bool:

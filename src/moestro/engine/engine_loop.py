@@ -7,6 +7,8 @@ from moestro.core.messages import (
     AddRequest,
     Channel,
     EngineFailed,
+    KVAnswer,
+    KVCommand,
     Shutdown,
 )
 from moestro.engine.engine import Engine
@@ -38,7 +40,10 @@ def _serve(engine: Engine, channel: Channel) -> None:
         idle = accepting and not engine.has_work()
         command = channel.receive(None if idle else 0.0)
         while command is not None:
-            accepting = _obey(engine, command, accepting)
+            if isinstance(command, KVCommand):
+                channel.send(_answer(engine, command))
+            else:
+                accepting = _obey(engine, command, accepting)
             command = channel.receive(0.0)
         if engine.has_work():
             channel.send(engine.step())
@@ -64,6 +69,13 @@ def _obey(engine: Engine, command: object, accepting: bool) -> bool:
         case _:
             raise TypeError(f"not an engine command: {command!r}")
     return accepting
+
+
+def _answer(engine: Engine, command: KVCommand) -> KVAnswer:
+    try:
+        return KVAnswer(command.command_id, engine.answer(command.command))
+    except MoestroError as error:
+        return KVAnswer(command.command_id, error=str(error))
 
 
 def _tell_failure(channel: Channel, message: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
+from moestro.core.kv_hints import KVHints
 from moestro.core.request import Request
 from moestro.core.sampling_params import SamplingParams
 from moestro.engine.tokenizer import Tokenizer
@@ -31,6 +32,18 @@ class TokensPrompt(TypedDict):
 
 
 Prompt = str | Sequence[int] | TextPrompt | TokensPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """What a client may say of a request beside prompt and sampling; no token depends on it."""
+
+    priority: int = 0
+    cache_salt: str = ""
+    kv_hints: KVHints | None = None
+
+
+NO_OPTIONS = RequestOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +102,7 @@ class InputProcessor:
         *,
         request_id: str,
         submission: int | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
+        options: RequestOptions = NO_OPTIONS,
         add_special_tokens: bool = True,
         strict_max_tokens: bool = False,
     ) -> Request:
@@ -101,31 +113,40 @@ class InputProcessor:
         """
         number = self.next_submission() if submission is None else submission
         params = self.default_params if params is None else params
-        self._check_listed(prompt)
-        text, token_ids = _split_prompt(prompt)
         self._check_params(params)
-        self._check_priority(priority)
+        self._check_priority(options.priority)
         _check_text("request_id", request_id)
-        _check_text("cache_salt", cache_salt)
-        if token_ids is None:
-            # An empty text is refused even where a bos would make it one token.
-            token_ids = self._tokenize(text, add_special_tokens) if text else []
-            self._check_known(token_ids)
-        self._check_prompt(token_ids)
+        _check_text("cache_salt", options.cache_salt)
+        _check_hints(options.kv_hints)
+        text, token_ids = self.tokens_of(prompt, add_special_tokens)
         seed = derive_seed(self._engine_seed, number) if params.seed is None else params.seed
         eos = frozenset() if params.ignore_eos else self._eos_token_ids
         return Request(
             request_id=request_id,
-            prompt_token_ids=tuple(token_ids),
+            prompt_token_ids=token_ids,
             params=params,
             seed=seed & _WORD,
             max_tokens=self._max_tokens(len(token_ids), params, strict_max_tokens),
             stop_token_ids=eos | frozenset(params.stop_token_ids),
             eos_token_ids=eos,
             prompt=text,
-            priority=priority,
-            cache_salt=cache_salt,
+            priority=options.priority,
+            cache_salt=options.cache_salt,
+            kv_hints=options.kv_hints,
         )
+
+    def tokens_of(
+        self, prompt: Prompt, add_special_tokens: bool = True
+    ) -> tuple[str | None, tuple[int, ...]]:
+        """A prompt's text, if it has one, and its token ids, checked. Raises RequestError."""
+        self._check_listed(prompt)
+        text, token_ids = _split_prompt(prompt)
+        if token_ids is None:
+            # An empty text is refused even where a bos would make it one token.
+            token_ids = self._tokenize(text, add_special_tokens) if text else []
+            self._check_known(token_ids)
+        self._check_prompt(token_ids)
+        return text, tuple(token_ids)
 
     def _check_priority(self, priority: int) -> None:
         if isinstance(priority, bool) or not isinstance(priority, int):
@@ -301,6 +322,11 @@ _PROMPT_KEYS = ("prompt", "prompt_token_ids")
 def _check_text(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise RequestError(f"{name} must be text, got {shown(value)}.", name)
+
+
+def _check_hints(hints: object) -> None:
+    if hints is not None and not isinstance(hints, KVHints):
+        raise RequestError(f"kv_hints must be KVHints, got {shown(hints)}.", "kv_hints")
 
 
 def _split_prompt(prompt: object) -> tuple[str | None, list[int] | None]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from moestro.chat.templates import check_template_kwargs
 from moestro.config import EngineConfig
+from moestro.core.kv_hints import KVHints
 from moestro.core.messages import EngineStats, StepReport
 from moestro.core.outputs import RequestOutput
 from moestro.core.request import Request
@@ -14,7 +15,7 @@ from moestro.core.sampling_params import SamplingParams
 from moestro.engine.build import build_engine
 from moestro.engine.built_engine import BuiltEngine
 from moestro.engine.engine import Engine
-from moestro.engine.input_processor import Prompt
+from moestro.engine.input_processor import Prompt, RequestOptions
 from moestro.engine.interrupt import deferred_interrupt
 from moestro.engine.progress_bar import prompt_progress
 from moestro.engine.request_progress import RequestProgress
@@ -22,6 +23,7 @@ from moestro.engine.tokenizer import Tokenizer
 from moestro.errors import EngineDeadError, RequestError
 
 Params = SamplingParams | Sequence[SamplingParams] | None
+Hints = KVHints | Sequence[KVHints | None] | None
 Conversation = Sequence[Mapping[str, Any]]
 
 
@@ -81,16 +83,19 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        kv_hints: Hints = None,
     ) -> list[RequestOutput]:
         """Complete each prompt; outputs in the order of the prompts.
 
         prompts: text, token ids, {"prompt": text}, {"prompt_token_ids": ids}, or a list of
         these. sampling_params: one for all, one a prompt, or None for the checkpoint's defaults.
         use_tqdm: a progress bar, where stderr is a terminal. priority: one a prompt, lower runs
-        first. A bad prompt raises RequestError before anything runs.
+        first. kv_hints: one for all or one a prompt; answered in an output's kv_hints. A bad
+        prompt raises RequestError before anything runs.
         """
         items = _as_prompts(prompts)
-        return self._run(items, sampling_params, use_tqdm, priority, add_special_tokens=True)
+        options = _options(len(items), priority, kv_hints)
+        return self._run(items, sampling_params, use_tqdm, options, add_special_tokens=True)
 
     def chat(
         self,
@@ -123,7 +128,8 @@ class LLM:
             )
             for conversation in _as_conversations(messages)
         ]
-        return self._run(prompts, sampling_params, use_tqdm, None, add_special_tokens=False)
+        options = _options(len(prompts), None, None)
+        return self._run(prompts, sampling_params, use_tqdm, options, add_special_tokens=False)
 
     def get_tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer. Raises RequestError under skip_tokenizer_init."""
@@ -168,21 +174,19 @@ class LLM:
         prompts: Sequence[Prompt],
         params: Params,
         use_tqdm: bool,
-        priority: Sequence[int] | None,
+        options: Sequence[RequestOptions],
         *,
         add_special_tokens: bool,
     ) -> list[RequestOutput]:
         processor = self._open().processor
         each = _one_each(params, len(prompts))
-        if priority is not None:
-            _check_one_each(priority, len(prompts), "priority")
         with self._lock:
             requests = [
                 processor.process(
                     prompt,
                     each[n],
                     request_id=str(next(self._ids)),
-                    priority=0 if priority is None else priority[n],
+                    options=options[n],
                     add_special_tokens=add_special_tokens,
                 )
                 for n, prompt in enumerate(prompts)
@@ -252,6 +256,23 @@ def _one_each(params: Params, num_prompts: int) -> list[SamplingParams | None]:
         return [params] * num_prompts
     _check_one_each(params, num_prompts, "sampling_params")
     return list(params)
+
+
+def _options(
+    num_prompts: int, priority: Sequence[int] | None, kv_hints: Hints
+) -> list[RequestOptions]:
+    """One a prompt. Raises RequestError where lists and prompts don't match."""
+    if priority is not None:
+        _check_one_each(priority, num_prompts, "priority")
+    if not isinstance(kv_hints, KVHints | None):
+        _check_one_each(kv_hints, num_prompts, "kv_hints")
+    return [
+        RequestOptions(
+            priority=0 if priority is None else priority[n],
+            kv_hints=kv_hints if isinstance(kv_hints, KVHints | None) else kv_hints[n],
+        )
+        for n in range(num_prompts)
+    ]
 
 
 def _check_one_each(given: object, num_prompts: int, name: str) -> None:

@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from moestro.core.kv_hints import HintAnswer
 from moestro.core.messages import SequenceDelta
-from moestro.core.outputs import CompletionOutput, Logprob, RequestOutput
+from moestro.core.outputs import CompletionOutput, Logprob, RequestOutput, RequestTiming
 from moestro.core.request import FinishReason, Request
 
 
@@ -27,6 +28,8 @@ class RequestProgress:
         self._sequences = [_SequenceProgress() for _ in range(request.params.n)]
         self._prompt_logprobs: list[dict[int, Logprob] | None] = []
         self._num_cached_tokens = 0
+        self._timing: RequestTiming | None = None
+        self._hint_answer: HintAnswer | None = None
         self._num_open = request.params.n
 
     @property
@@ -49,6 +52,8 @@ class RequestProgress:
         self._prompt_logprobs += delta.prompt_logprobs
         if delta.index == 0:
             self._num_cached_tokens = max(self._num_cached_tokens, delta.num_cached_tokens)
+            self._hint_answer = delta.hint_answer or self._hint_answer
+        self._timing = delta.timing or self._timing
         if delta.finish_reason is not None and sequence.finish_reason is None:
             sequence.finish_reason = delta.finish_reason
             sequence.stop_reason = delta.stop_reason
@@ -84,4 +89,6 @@ class RequestProgress:
             finished=self.finished,
             prompt_logprobs=None if params.prompt_logprobs is None else self._prompt_logprobs,
             num_cached_tokens=self._num_cached_tokens,
+            timing=self._timing,
+            kv_hints=self._hint_answer,
         )

@@ -40,6 +40,8 @@ class _Coalesced:
             self.last.finish_reason,
             self.last.stop_reason,
             self.last.error,
+            self.last.timing,
+            self.last.hint_answer,
         )
 
 

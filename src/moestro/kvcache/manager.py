@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from moestro.core.kv_events import KVEvent
+from moestro.core.kv_hints import PrefixUse
 from moestro.core.page_moves import PageLoad, PageMover
 from moestro.core.request import Sequence
 from moestro.errors import CapacityError, ConfigError
@@ -239,6 +240,7 @@ class KVCacheManager:
 
     def _count_first_admission(self, seq: Sequence, use_cache: bool) -> None:
         seq.num_cached_tokens = seq.num_computed_tokens
+        seq.prefix = PrefixUse(device_tokens=seq.num_cached_tokens)
         if use_cache and self.enable_prefix_caching:
             self._queries_tokens += len(seq.token_ids)
             self._hits_tokens += seq.num_cached_tokens

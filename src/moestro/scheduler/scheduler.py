@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterator
 
 from moestro.core.grammar import GrammarCompiler
+from moestro.core.kv_hints import HintAnswer
 from moestro.core.messages import EngineStats
 from moestro.core.request import FinishReason, Request, Sequence, SequenceStatus
 from moestro.core.step import Schedule, ScheduledSequence, SequenceOutput, StepOutput
@@ -97,17 +98,18 @@ class Scheduler:
         reason: FinishReason,
         stop_reason: int | str | None,
         keep_output_tokens: int | None = None,
-    ) -> None:
+    ) -> HintAnswer | None:
         """End a sequence from outside (a stop string in its text), keeping so many output tokens.
 
-        Does nothing when it has ended already.
+        What became of its request's kv_hints. Does nothing when it has ended already.
         """
         seq = self._roster.live.get(seq_id)
         if seq is None:
-            return
+            return None
         self._roster.end(seq, reason, stop_reason)
         if keep_output_tokens is not None:
             del seq.token_ids[seq.num_prompt_tokens + keep_output_tokens :]
+        return seq.hint_answer
 
     def has_work(self) -> bool:
         """Whether schedule has something to do."""
@@ -347,6 +349,8 @@ class Scheduler:
             reason,
             stop_reason,
             error,
+            seq.prefix,
+            seq.hint_answer,
         )
 
     def _finish_prompt(self, seq: Sequence) -> None:
@@ -383,4 +387,6 @@ class Scheduler:
             num_cached_tokens=seq.num_cached_tokens,
             finish_reason=FinishReason.ERROR,
             error=error,
+            prefix=seq.prefix,
+            hint_answer=seq.hint_answer,
         )

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from moestro.core.kv_hints import NOTHING_USED, HintAnswer, PrefixUse
 from moestro.core.request import FinishReason
 from moestro.core.step import TokenLogprobs
 
@@ -14,7 +15,8 @@ class SequenceUpdate(NamedTuple):
 
     prompt_logprobs: entries for the next prompt positions in order, the first one being position
     1 (position 0 has no context); only the sequence with index 0 of a request has them.
-    num_cached_tokens: prompt tokens found in the prefix cache at its first admission.
+    num_cached_tokens: prompt tokens found in the prefix cache at its first admission; prefix says
+    more of them. hint_answer: what became of its request's kv_hints, once it has ended.
     """
 
     seq_id: int
@@ -27,3 +29,5 @@ class SequenceUpdate(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    prefix: PrefixUse = NOTHING_USED
+    hint_answer: HintAnswer | None = None
