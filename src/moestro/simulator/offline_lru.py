@@ -1,0 +1,153 @@
+"""What a plain LRU cache of pages would hit, for every capacity at once: the yardstick.
+
+Independent of kvcache: no eviction is played here. A page is found by an LRU of N pages exactly if
+fewer than N other pages were used since (Mattson et al. 1970, stack distances), so one pass over
+the requests, in the order in which they were served, answers for all N.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+from moestro.simulator.workload import BlockRange, TracedRequest
+
+
+class OfflineLRU:
+    """Counts hits of requests as they are served.
+
+    A request is looked up, then uses all full pages of its prompt and output, the first page last:
+    what a prefix begins with outlives what follows. Block ids must be prefix-chained: equal ids
+    mean equal prefixes. Costs O(pieces x log requests) a request, a piece being consecutive blocks
+    that were used last by the same request.
+    """
+
+    def __init__(self, capacities: Sequence[int], page_size: int, block_size: int) -> None:
+        if block_size % page_size:
+            raise ValueError(f"blocks of {block_size} tokens don't divide into {page_size}")
+        self.capacities = tuple(capacities)
+        """in pages"""
+        self.hits_tokens = [0] * len(self.capacities)
+        self.ideal_hits_tokens = 0
+        """of a cache that forgets nothing"""
+        self.queries_tokens = 0
+        self._page_size = page_size
+        self._pages_per_block = block_size // page_size
+        self._last_use: dict[int, _LastUse] = {}
+        self._lengths: list[int] = []  # by use: pages of the request
+        self._newest = _Counts()  # by use: those of them that nobody has used since
+
+    def serve(self, scope: int, request: TracedRequest) -> int:
+        """Look one request up and let it use its pages; tokens that the ideal cache finds."""
+        last_use = self._last_use.setdefault(scope, _LastUse())
+        per_block, limit = self._pages_per_block, (request.input_len - 1) // self._page_size
+        found = 0
+        used_again: list[tuple[int, int]] = []
+        hits = [0] * len(self.capacities)
+        is_prefix = True
+        for num_blocks, use in last_use.pieces(request.blocks):
+            if use is None:
+                is_prefix = False
+                continue
+            used_again.append((use, num_blocks * per_block))
+            if is_prefix:
+                count = min(num_blocks * per_block, limit - found)
+                self._add_hits(hits, use, found, count)
+                found += count
+        self.queries_tokens += request.input_len
+        self.ideal_hits_tokens += found * self._page_size
+        for at, pages in enumerate(hits):
+            self.hits_tokens[at] += pages * self._page_size
+        self._use(last_use, request, used_again)
+        return found * self._page_size
+
+    def _add_hits(self, hits: list[int], use: int, depth: int, count: int) -> None:
+        """Pages [depth, depth + count) of the prompt were last used by `use`."""
+        begin = self._lengths[use] - self._newest.get(use)  # others have used those before since
+        older = self._newest.total_after(use) + depth - begin
+        for at, capacity in enumerate(self.capacities):
+            hits[at] += min(count, max(0, capacity - older))
+
+    def _use(
+        self, last_use: "_LastUse", request: TracedRequest, used_again: list[tuple[int, int]]
+    ) -> None:
+        for use, num_pages in used_again:
+            self._newest.add(use, -num_pages)
+        length = (request.input_len + request.output_len - 1) // self._page_size
+        self._newest.append(length)
+        last_use.set(request.blocks, len(self._lengths))
+        self._lengths.append(length)
+
+
+class _LastUse:
+    """Block id -> the last use, as consecutive ids of equal value."""
+
+    def __init__(self) -> None:
+        self._begins: list[int] = [0]
+        self._uses: list[int | None] = [None]
+
+    def pieces(self, blocks: tuple[BlockRange, ...]) -> Iterator[tuple[int, int | None]]:
+        """(number of blocks, use) in the order of the prompt."""
+        begins, uses = self._begins, self._uses
+        for first, last in blocks:
+            at = bisect_right(begins, first) - 1
+            while first <= last:
+                end = begins[at + 1] if at + 1 < len(begins) else last + 1
+                end = min(end, last + 1)
+                yield end - first, uses[at]
+                first, at = end, at + 1
+
+    def set(self, blocks: tuple[BlockRange, ...], use: int) -> None:
+        """All these blocks were used now."""
+        for first, last in blocks:
+            begin = self._cut(first)
+            end = self._cut(last + 1)
+            self._begins[begin:end] = [first]
+            self._uses[begin:end] = [use]
+
+    def _cut(self, block: int) -> int:
+        """Let a piece begin at `block`; its index."""
+        at = bisect_right(self._begins, block) - 1
+        if self._begins[at] == block:
+            return at
+        self._begins.insert(at + 1, block)
+        self._uses.insert(at + 1, self._uses[at])
+        return at + 1
+
+
+class _Counts:
+    """A list of counts with fast sums over its end (a Fenwick tree that grows)."""
+
+    def __init__(self) -> None:
+        self._values: list[int] = []
+        self._sums: list[int] = [0]
+        self._total = 0
+
+    def get(self, at: int) -> int:
+        return self._values[at]
+
+    def append(self, value: int) -> None:
+        """One more count at the end."""
+        self._values.append(value)
+        self._total += value
+        end = len(self._values)
+        begin = end - (end & -end)
+        self._sums.append(self._sum_before(end - 1) - self._sum_before(begin) + value)
+
+    def add(self, at: int, change: int) -> None:
+        """Change one count."""
+        self._values[at] += change
+        self._total += change
+        node = at + 1
+        while node < len(self._sums):
+            self._sums[node] += change
+            node += node & -node
+
+    def total_after(self, at: int) -> int:
+        """The sum of the counts behind `at`."""
+        return self._total - self._sum_before(at + 1)
+
+    def _sum_before(self, end: int) -> int:
+        total = 0
+        while end:
+            total += self._sums[end]
+            end -= end & -end
+        return total
