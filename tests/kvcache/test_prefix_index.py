@@ -1,127 +1,160 @@
-"""PrefixIndex: the longest prefix, one page a name, least recently parked goes first."""
+"""PrefixIndex: the longest prefix, runs divided and joined, names, nothing kept without need."""
 
-import pytest
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from moestro.kvcache.identity import pack_tokens, page_hashes, root_hash
 from moestro.kvcache.prefix_index import PrefixIndex
+from moestro.kvcache.run import Run
+
+SIZE = 2
+A = [1, 1, 2, 2, 3, 3, 4, 4]
 
 
-def name(i: int) -> bytes:
-    return bytes([i]) * 16
+def put(index: PrefixIndex, tokens: list[int], first_page: int = 0, salt: str = "") -> Run:
+    """One run of all these tokens below the root, idle on the device."""
+    run = index.add(index.root(salt), pack_tokens(tokens))
+    run.pages = list(range(first_page, first_page + run.num_pages))
+    index.device.add(run)
+    return run
 
 
-def test_match_stops_at_the_first_gap_and_at_the_limit() -> None:
-    index = PrefixIndex()
-    for i in (0, 1, 3):
-        index.insert(name(i), 10 + i)
-    hashes = [name(i) for i in range(4)]
-    assert index.match(hashes, 4) == [10, 11]
-    assert index.match(hashes, 1) == [10]
-    assert index.match(hashes, 0) == []
-    assert index.match(hashes[:1], 4) == [10]
-    assert index.match([], 4) == []
+def found(index: PrefixIndex, tokens: list[int], limit: int = 99, salt: str = "") -> list[int]:
+    path = index.match(salt, pack_tokens(tokens), min(limit, len(tokens) // SIZE))
+    return [page for run, num_equal in path for page in run.pages[:num_equal]]
 
 
-def test_the_first_page_of_a_name_stays() -> None:
-    index = PrefixIndex()
-    assert index.insert(name(1), 5)
-    assert not index.insert(name(1), 6)
-    assert index.match([name(1)], 1) == [5]
-    assert not index.holds(6)
+def test_match_stops_where_the_tokens_differ_and_at_the_limit() -> None:
+    index = PrefixIndex(SIZE)
+    put(index, A, 10)
+    assert found(index, A) == [10, 11, 12, 13]
+    assert found(index, [*A, 5, 5]) == [10, 11, 12, 13]
+    assert found(index, [*A[:5], 9, 4, 4]) == [10, 11]
+    assert found(index, A[:3]) == [10]
+    assert found(index, [9, *A[1:]]) == []
+    assert found(index, A, limit=3) == [10, 11, 12]
+    assert found(index, A, limit=0) == []
+    assert found(index, A, salt="other") == []
 
 
-def test_one_page_has_one_name() -> None:
-    index = PrefixIndex()
-    index.insert(name(1), 5)
-    with pytest.raises(ValueError, match="published under another hash"):
-        index.insert(name(2), 5)
+def test_a_divided_run_is_found_as_before_and_keeps_its_object_below() -> None:
+    index = PrefixIndex(SIZE)
+    run = put(index, A)
+    run.num_hits, run.stored = 3, True
+    names = list(index.name_pages(run))
+    upper = index.split(run, 1)
+    assert found(index, A) == [0, 1, 2, 3]
+    assert (upper.pages, run.pages) == ([0], [1, 2, 3])
+    assert (upper.hashes, run.hashes) == (names[:1], names[1:])
+    assert run.parent is upper
+    assert (upper.num_hits, upper.stored) == (3, True)
+    assert index.device.num_pages == 4
+    index.check()
 
 
-def test_eviction_in_the_order_of_parking() -> None:
-    index = PrefixIndex()
-    for page in range(4):
-        index.insert(name(page), page)
-    for page in (2, 0, 3, 1):
-        index.park(page)
-    index.unpark(2)
-    index.park(2)  # used again: now the newest
-    assert list(index.idle_pages()) == [0, 3, 1, 2]
-    assert [index.evict() for _ in range(4)] == [0, 3, 1, 2]
-    assert len(index) == 0
-    with pytest.raises(KeyError):
-        index.evict()
+def test_branches_hang_below_what_they_share() -> None:
+    index = PrefixIndex(SIZE)
+    upper = index.split(put(index, A), 2)
+    branch = index.add(upper, pack_tokens([7, 7, 8, 8]))
+    branch.pages = [20, 21]
+    index.device.add(branch)
+    assert found(index, [*A[:4], 7, 7, 8, 8]) == [0, 1, 20, 21]
+    assert found(index, A) == [0, 1, 2, 3]
+    index.check()
 
 
-def test_misuse_is_refused() -> None:
-    index = PrefixIndex()
-    index.insert(name(1), 1)
-    index.park(1)
-    with pytest.raises(ValueError, match="already idle"):
-        index.park(1)
-    with pytest.raises(ValueError, match="not published"):
-        index.park(2)
-    index.unpark(1)
-    with pytest.raises(KeyError):
-        index.unpark(1)
+def test_runs_that_share_one_fate_are_joined() -> None:
+    index = PrefixIndex(SIZE)
+    run = put(index, A)
+    upper = index.split(run, 2)
+    index.join(upper)
+    assert upper.pages == [0, 1, 2, 3]
+    assert found(index, A) == [0, 1, 2, 3]
+    assert list(index.runs()) == [upper]
+    assert index.device.num_pages == 4
+    index.check()
 
 
-class PrefixIndexMachine(RuleBasedStateMachine):
-    """Against a list of (name, page, is idle) in the order of parking."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.index = PrefixIndex()
-        self.pages: dict[bytes, int] = {}
-        self.idle: list[int] = []
-
-    @rule(i=st.integers(0, 9), page=st.integers(0, 9))
-    def insert(self, i: int, page: int) -> None:
-        if page in self.pages.values():
-            return
-        fresh = name(i) not in self.pages
-        assert self.index.insert(name(i), page) == fresh
-        if fresh:
-            self.pages[name(i)] = page
-
-    @rule(data=st.data())
-    def park(self, data: st.DataObject) -> None:
-        held = sorted(set(self.pages.values()) - set(self.idle))
-        if held:
-            page = data.draw(st.sampled_from(held))
-            self.index.park(page)
-            self.idle.append(page)
-
-    @precondition(lambda self: self.idle)
-    @rule(data=st.data())
-    def unpark(self, data: st.DataObject) -> None:
-        page = data.draw(st.sampled_from(self.idle))
-        self.index.unpark(page)
-        self.idle.remove(page)
-
-    @precondition(lambda self: self.idle)
-    @rule()
-    def evict(self) -> None:
-        page = self.idle.pop(0)
-        assert self.index.evict() == page
-        self.pages = {n: p for n, p in self.pages.items() if p != page}
-
-    @rule(hashes=st.lists(st.integers(0, 9), max_size=6), limit=st.integers(0, 6))
-    def match(self, hashes: list[int], limit: int) -> None:
-        want = []
-        for i in hashes[:limit]:
-            if name(i) not in self.pages:
-                break
-            want.append(self.pages[name(i)])
-        assert self.index.match([name(i) for i in hashes], limit) == want
-
-    @invariant()
-    def agrees_with_the_model(self) -> None:
-        self.index.check()
-        assert list(self.index.idle_pages()) == self.idle
-        assert self.index.num_idle == len(self.idle)
-        assert len(self.index) == len(self.pages)
-        assert all(self.index.is_idle(page) for page in self.idle)
+def test_runs_that_differ_in_anything_stay_apart() -> None:
+    index = PrefixIndex(SIZE)
+    lower = put(index, A)
+    upper = index.split(lower, 2)
+    lower.stored = True
+    index.join(upper)
+    lower.stored = False
+    upper.num_users = 1
+    index.join(upper)
+    upper.num_users = 0
+    index.device.pin(upper)
+    index.join(upper)
+    index.device.unpin(upper)
+    branch = index.add(upper, pack_tokens([7, 7]))
+    index.join(upper)
+    assert len(list(index.runs())) == 3
+    index.prune(branch)
+    index.join(upper)
+    assert list(index.runs()) == [upper]
 
 
-TestPrefixIndexMachine = PrefixIndexMachine.TestCase
+def test_lengthen_and_truncate_are_each_others_opposite() -> None:
+    index = PrefixIndex(SIZE)
+    run = put(index, A[:4])
+    index.name_pages(run)
+    index.lengthen(run, pack_tokens(A[4:]))
+    run.pages += [2, 3]
+    index.check()
+    assert run.hashes == page_hashes(root_hash(b"", ""), pack_tokens(A), SIZE)
+    index.truncate(run, 2)
+    index.check()
+    assert (run.pages, found(index, A)) == ([0, 1], [0, 1])
+    assert run.hashes == page_hashes(root_hash(b"", ""), pack_tokens(A[:4]), SIZE)
+
+
+def test_what_is_nowhere_is_forgotten_with_its_parents_and_its_root() -> None:
+    index = PrefixIndex(SIZE)
+    lower = put(index, A)
+    upper = index.split(lower, 2)
+    for run in (upper, lower):
+        index.device.discard(run)
+        run.pages = []
+        index.prune(run)
+    assert list(index.runs()) == []
+    assert list(index.roots()) == []
+    index.prune(lower)  # once more does nothing
+
+
+def test_what_is_in_use_or_moving_is_not_forgotten() -> None:
+    index = PrefixIndex(SIZE)
+    run = put(index, A)
+    index.device.discard(run)
+    run.pages, run.num_users = [], 1
+    index.prune(run)
+    run.num_users = 0
+    run.moves.append(object())
+    index.prune(run)
+    assert list(index.runs()) == [run]
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=16), max_size=8), st.data())
+def test_names_are_those_of_the_whole_prefix(prompts: list[list[int]], data: st.DataObject) -> None:
+    """However the tree grew, and whichever run is named first."""
+    index = PrefixIndex(1, b"space")
+    for prompt in prompts:
+        packed, parent, done = pack_tokens(prompt), index.root("x"), 0
+        for run, num_equal in index.match("x", packed, len(prompt)):
+            parent = run if num_equal == run.num_pages else index.split(run, num_equal)
+            done += num_equal
+        if done < len(prompt):
+            run = index.add(parent, packed[4 * done :])
+            run.slots = [0] * run.num_pages
+            index.host.add(run)
+        named = data.draw(st.sampled_from(list(index.runs())))
+        index.name_pages(named)
+    index.check()
+    for prompt in prompts:
+        names = [
+            name
+            for run, num_equal in index.match("x", pack_tokens(prompt), len(prompt))
+            for name in index.name_pages(run)[:num_equal]
+        ]
+        assert names == page_hashes(root_hash(b"space", "x"), pack_tokens(prompt), 1)

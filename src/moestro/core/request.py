@@ -55,11 +55,11 @@ class Sequence:
 
     token_ids = prompt + output. num_computed_tokens: how many of them have their KV in pages
     (or will, once the step in flight is done). pages: page ids in order, page i holds positions
-    [i * page_size, (i + 1) * page_size). page_hashes: the names of its full pages, kept when the
-    pages are released. num_published_pages: how many of `pages` others may already share.
-    num_prompt_logprobs: how many prompt positions have their logprobs delivered. prefix: what its
-    first admission found in the cache. hint_answer: what became of its request's kv_hints, once
-    it has ended; None without hints.
+    [i * page_size, (i + 1) * page_size). packed_tokens: its token ids as prefixes are compared,
+    as far as they were known when it was added or admitted. num_published_pages: how many of
+    `pages` others may already share. num_prompt_logprobs: how many prompt positions have their
+    logprobs delivered. prefix: what its first admission found in the cache. hint_answer: what
+    became of its request's kv_hints, once it has ended; None without hints.
     """
 
     seq_id: int
@@ -70,7 +70,7 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     pages: list[int] = field(default_factory=list)
-    page_hashes: list[bytes] = field(default_factory=list)
+    packed_tokens: bytes = b""
     num_published_pages: int = 0
     num_prompt_logprobs: int = 0
     num_preemptions: int = 0

@@ -1,66 +1,50 @@
-"""PageAllocator: which pages are free and how many sequences hold each of the others."""
+"""PageAllocator: which pages (or host slots) are free."""
+
+from collections.abc import Iterable, Sequence
 
 
 class PageAllocator:
-    """A free list with reference counts over page ids [0, num_pages).
+    """A free list over ids [0, num_pages); everything else is somebody's.
 
-    A page is free (in the list, count 0), held (count > 0), or idle (count 0 but not in the list:
-    the prefix index keeps it for a later hit). Freed pages are reused last in, first out: the
-    order is deterministic and memory that was never needed stays untouched.
+    Freed pages are reused last in, first out: the order is deterministic and memory that was
+    never needed stays untouched. Costs a slice, whatever the number of pages.
     """
 
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, -1, -1))
-        self._is_free = bytearray(b"\x01") * num_pages
-        self._counts = [0] * num_pages
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
-    def count(self, page: int) -> int:
-        """How many sequences hold `page`."""
-        return self._counts[page]
-
     def allocate(self, num_pages: int) -> list[int]:
-        """Take pages off the free list, each with count 1. The caller checks num_free first."""
+        """Take pages off the free list. The caller checks num_free first."""
         if num_pages > len(self._free):
             raise ValueError(f"{num_pages} pages wanted, {len(self._free)} are free")
         if num_pages == 0:
             return []
         pages = self._free[: -num_pages - 1 : -1]
         del self._free[-num_pages:]
-        for page in pages:
-            self._is_free[page] = 0
-            self._counts[page] = 1
         return pages
 
-    def retain(self, page: int) -> None:
-        """One more holder of a held or idle page."""
-        if self._is_free[page]:
-            raise ValueError(f"page {page} is free and can't be shared")
-        self._counts[page] += 1
+    def free(self, pages: Sequence[int]) -> None:
+        """Put pages back; the first of them is the next to be taken."""
+        if len(self._free) + len(pages) > self.num_pages:
+            raise ValueError(f"{len(pages)} pages freed, but only {self.num_taken} are taken")
+        self._free += pages[::-1]
 
-    def drop(self, page: int) -> int:
-        """One holder less; returns how many are left. At 0 the page is idle until freed."""
-        if self._counts[page] < 1:
-            raise ValueError(f"page {page} has no holder to drop")
-        self._counts[page] -= 1
-        return self._counts[page]
+    @property
+    def num_taken(self) -> int:
+        return self.num_pages - len(self._free)
 
-    def free(self, page: int) -> None:
-        """Put an idle page back on the free list."""
-        if self._is_free[page] or self._counts[page]:
-            raise ValueError(f"page {page} is free or held and can't be freed")
-        self._is_free[page] = 1
-        self._free.append(page)
-
-    def check(self) -> None:
-        """Raise AssertionError if free list, flags and counts disagree. Costs O(pages)."""
-        assert len(set(self._free)) == len(self._free), "a page is twice on the free list"
-        assert sum(self._is_free) == len(self._free), "free flags and free list disagree"
+    def check(self, taken: Iterable[int]) -> None:
+        """Raise AssertionError unless each page is either free or once in `taken`."""
+        owners = [0] * self.num_pages
         for page in self._free:
-            assert self._is_free[page], f"page {page} is on the free list but not flagged"
-            assert self._counts[page] == 0, f"page {page} is free and held"
-        assert min(self._counts, default=0) >= 0, "a negative count"
+            owners[page] += 1
+        for page in taken:
+            assert owners[page] == 0, f"page {page} has two owners"
+            owners[page] = 1
+        for page, count in enumerate(owners):
+            assert count == 1, f"page {page} is {'lost' if count == 0 else 'free twice'}"

@@ -6,11 +6,24 @@ adds one page of token ids. 16 bytes, so that a collision is out of reach even f
 many engines fill for years.
 """
 
-import struct
-from collections.abc import Sequence
+import sys
+from array import array
+from collections.abc import Iterable
 from hashlib import blake2b
 
 HASH_BYTES = 16
+TOKEN_BYTES = 4
+
+
+def pack_tokens(token_ids: Iterable[int]) -> bytes:
+    """Token ids as little-endian uint32.
+
+    Raises OverflowError for a token id outside [0, 2^32).
+    """
+    packed = array("I", token_ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
 
 
 def root_hash(namespace: bytes, cache_salt: str) -> bytes:
@@ -22,22 +35,12 @@ def root_hash(namespace: bytes, cache_salt: str) -> bytes:
     return digest.digest()
 
 
-class PageHasher:
-    """Hashes pages of `page_size` token ids, each a little-endian uint32."""
-
-    def __init__(self, page_size: int) -> None:
-        self._page_size = page_size
-        self._pack = struct.Struct(f"<{page_size}I").pack
-
-    def extend(self, hashes: list[bytes], parent: bytes, token_ids: Sequence[int]) -> None:
-        """Append to `hashes` until it covers every full page of `token_ids`.
-
-        `parent`: the last of `hashes`, or the root when there is none.
-
-        Raises struct.error for a token id outside [0, 2^32).
-        """
-        size, pack = self._page_size, self._pack
-        for begin in range(len(hashes) * size, len(token_ids) - size + 1, size):
-            page = pack(*token_ids[begin : begin + size])
-            parent = blake2b(parent + page, digest_size=HASH_BYTES).digest()
-            hashes.append(parent)
+def page_hashes(parent: bytes, packed: bytes | bytearray, page_size: int) -> list[bytes]:
+    """Names of the full pages of `packed` tokens that follow the page (or root) named `parent`."""
+    page_bytes = page_size * TOKEN_BYTES
+    hashes = []
+    for begin in range(0, len(packed) - page_bytes + 1, page_bytes):
+        page = packed[begin : begin + page_bytes]
+        parent = blake2b(parent + page, digest_size=HASH_BYTES).digest()
+        hashes.append(parent)
+    return hashes

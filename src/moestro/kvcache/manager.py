@@ -1,17 +1,20 @@
-"""KVCacheManager: the one facade over pages, prefix index and page identity."""
+"""KVCacheManager: the one facade over pages, prefix index and tiers."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from moestro.core.kv_events import KVEvent
 from moestro.core.kv_hints import PrefixUse
 from moestro.core.page_moves import PageLoad, PageMover
 from moestro.core.request import Sequence
 from moestro.errors import CapacityError, ConfigError
-from moestro.kvcache.allocator import PageAllocator
-from moestro.kvcache.identity import PageHasher, root_hash
+from moestro.kvcache.device_tier import DeviceTier
+from moestro.kvcache.identity import TOKEN_BYTES, pack_tokens
 from moestro.kvcache.prefix_index import PrefixIndex
+from moestro.kvcache.run import Run
 from moestro.kvcache.tier_policy import TierConfig
 
 
@@ -32,11 +35,13 @@ class KVCacheStats:
 class KVCacheManager:
     """Gives pages to sequences, finds shared prefixes, keeps what is released for later hits.
 
-    It changes pages, page_hashes, num_published_pages, num_computed_tokens and num_cached_tokens
-    of the sequences it is handed, nothing else. A page is published once it is full and computed,
-    and from then on is never written again. `namespace` digests everything outside the tokens
-    that changes KV values. mover, tiers: what lies below the device, if anything does. clock:
-    seconds; only deadlines of fetches and of pins depend on it.
+    It changes pages, packed_tokens, num_published_pages, num_computed_tokens and
+    num_cached_tokens of the sequences it is handed, nothing else. A page is published once it is
+    full and computed, and from then on is never written again. `namespace` digests everything
+    outside the tokens that changes KV values. mover, tiers: what lies below the device, if
+    anything does. clock: seconds; only deadlines of fetches and of pins depend on it.
+
+    Work is counted in runs of pages: what is done for each page is done by slices.
     """
 
     def __init__(
@@ -58,13 +63,12 @@ class KVCacheManager:
         self.num_pages = num_pages
         self.page_size = page_size
         self.enable_prefix_caching = enable_prefix_caching
-        self._namespace = namespace
         self._mover = mover
         self._tiers = tiers or TierConfig()
         self._clock = clock
-        self._hasher = PageHasher(page_size)
-        self._allocator = PageAllocator(num_pages)
-        self._index = PrefixIndex()
+        self._index = PrefixIndex(page_size, namespace, self._tiers.default_priority)
+        self._device = DeviceTier(num_pages, page_size, self._index)
+        self._tails: dict[int, Run] = {}  # by seq_id: the run that its published prefix ends with
         self._queries_tokens = 0
         self._hits_tokens = 0
         self._num_releases = 0
@@ -79,17 +83,17 @@ class KVCacheManager:
     @property
     def num_available_pages(self) -> int:
         """Pages that an allocation can have now: free ones and idle cached ones."""
-        return self._allocator.num_free + self._index.num_idle
+        return self._device.num_available
 
-    def hash_pages(self, seq: Sequence) -> None:
-        """Name every full page of `seq` that has no name yet. Costs O(new pages).
+    def pack(self, seq: Sequence) -> None:
+        """Note the tokens of `seq` in the form that prefixes are compared in.
 
-        Raises struct.error for a token id outside [0, 2^32).
+        Raises OverflowError for a token id outside [0, 2^32).
         """
-        if self.enable_prefix_caching:
-            hashes = seq.page_hashes
-            parent = hashes[-1] if hashes else self._root(seq)
-            self._hasher.extend(hashes, parent, seq.token_ids)
+        if self.enable_prefix_caching and len(seq.packed_tokens) != TOKEN_BYTES * len(
+            seq.token_ids
+        ):
+            seq.packed_tokens = pack_tokens(seq.token_ids)
 
     def pages_short(self, seq: Sequence, headroom: int, use_cache: bool = True) -> int:
         """How many pages are missing to admit `seq`; 0 when it fits.
@@ -110,16 +114,16 @@ class KVCacheManager:
         """
         if (seq.seq_id, headroom, self._num_releases) == self._refused:
             return False
-        hits = self._match(seq, use_cache)
-        if self._shortage(seq, hits, headroom):
+        path = self._match(seq, use_cache)
+        if self._shortage(seq, path, headroom):
             return False
-        for page in hits:
-            if self._index.is_idle(page):
-                self._index.unpark(page)
-            self._allocator.retain(page)
-        seq.pages = hits + self._take(self._num_pages_for(len(seq.token_ids)) - len(hits))
-        seq.num_published_pages = len(hits)
-        seq.num_computed_tokens = len(hits) * self.page_size
+        pages: list[int] = []
+        for run, num_equal in path:
+            pages += run.pages[:num_equal]
+        seq.num_published_pages = len(pages)
+        seq.num_computed_tokens = len(pages) * self.page_size
+        self._tails[seq.seq_id] = self._device.hold(path, self._index.root(_salt(seq)))
+        seq.pages = pages + self._device.take(self._num_pages_for(len(seq.token_ids)) - len(pages))
         if seq.num_preemptions == 0:
             self._count_first_admission(seq, use_cache)
         return True
@@ -131,40 +135,28 @@ class KVCacheManager:
             return ()
         if missing > self.num_available_pages:
             return None
-        pages = self._take(missing)
+        pages = self._device.take(missing)
         seq.pages += pages
         return tuple(pages)
 
     def publish(self, seq: Sequence, num_tokens: int) -> None:
         """The first `num_tokens` tokens are computed and final: publish their full pages."""
-        done = num_tokens // self.page_size
-        if done <= seq.num_published_pages or not self.enable_prefix_caching:
+        done, begin = num_tokens // self.page_size, seq.num_published_pages
+        if done <= begin or not self.enable_prefix_caching:
             return
-        if done > len(seq.page_hashes):
-            self.hash_pages(seq)
-        for i in range(seq.num_published_pages, done):
-            self._index.insert(seq.page_hashes[i], seq.pages[i])
+        packed = self._packed(seq, begin, done)
+        tail = self._tails[seq.seq_id]
+        self._tails[seq.seq_id] = self._device.publish(tail, packed, seq.pages[begin:done])
         seq.num_published_pages = done
 
     def release(self, seq: Sequence) -> None:
         """Take back everything `seq` holds; published pages stay for later hits while unused."""
-        pages = seq.pages
-        if not pages:
+        if not seq.pages:
             return
         self._num_releases += 1
-        for i in range(len(pages) - 1, -1, -1):
-            page = pages[i]
-            if self._allocator.drop(page):
-                continue
-            # A page that lost the race to be published takes the place of a winner that has
-            # been evicted since: without it the pages after it could never be reached.
-            if self._index.holds(page) or (
-                i < seq.num_published_pages and self._index.insert(seq.page_hashes[i], page)
-            ):
-                self._index.park(page)
-            else:
-                self._allocator.free(page)
+        self._device.release(self._tails.pop(seq.seq_id), seq.pages, seq.num_published_pages)
         seq.pages = []
+        seq.packed_tokens = b""
         seq.num_published_pages = 0
         seq.num_computed_tokens = 0
 
@@ -193,50 +185,74 @@ class KVCacheManager:
         return KVCacheStats(
             num_pages=self.num_pages,
             num_used_pages=self.num_pages - self.num_available_pages,
-            num_idle_pages=self._index.num_idle,
+            num_idle_pages=self._index.device.num_pages,
             queries_tokens=self._queries_tokens,
             hits_tokens=self._hits_tokens,
         )
 
     def check(self, holders: list[Sequence]) -> None:
-        """Raise AssertionError unless `holders` hold exactly the held pages. Costs O(pages)."""
-        self._allocator.check()
+        """Raise AssertionError unless every page is free, a run's or of one of `holders`, and
+        their runs are held as often as they say. Costs O(pages)."""
         self._index.check()
-        counts = [0] * self.num_pages
+        users: Counter[Run] = Counter()
+        held: Counter[Run] = Counter()
+        private: list[int] = []
         for seq in holders:
-            for page in seq.pages:
-                counts[page] += 1
-        for page, count in enumerate(counts):
-            assert self._allocator.count(page) == count, f"page {page} is counted wrongly"
-            assert not (count and self._index.is_idle(page)), f"page {page} is held and idle"
-        used = sum(1 for count in counts if count)
-        assert used + self.num_available_pages == self.num_pages, "a page is lost"
+            if seq.pages:
+                private += seq.pages[seq.num_published_pages :]
+                private += self._check_path(seq, users, held)
+        self._device.allocator.check(self._device.owned() + private)
+        for run in self._index.runs():
+            assert run.num_users == users[run], f"{run}: used by {users[run]} sequences"
+            assert run.num_holders == held[run], f"{run}: held by {held[run]} sequences"
 
-    def _root(self, seq: Sequence) -> bytes:
-        return root_hash(self._namespace, seq.request.cache_salt)
+    def _check_path(self, seq: Sequence, users: Counter[Run], held: Counter[Run]) -> list[int]:
+        """Count the runs of `seq`; its own copies of what others published."""
+        copies: list[int] = []
+        run, end = self._tails[seq.seq_id], seq.num_published_pages
+        while run.parent is not None:
+            users[run] += 1
+            mine = seq.pages[end - run.num_pages : end]
+            if run.pages and run.pages[0] == mine[0]:
+                assert run.pages == mine, f"{run} is held in part"
+                held[run] += 1
+            else:
+                copies += mine
+            run, end = run.parent, end - run.num_pages
+        assert end == 0, f"the runs of sequence {seq.seq_id} don't cover what it published"
+        return copies
+
+    def _packed(self, seq: Sequence, begin: int, end: int) -> bytes:
+        """The tokens of pages [begin, end) of `seq`; those of its prompt are packed already."""
+        size = self.page_size * TOKEN_BYTES
+        if end * size <= len(seq.packed_tokens):
+            return seq.packed_tokens[begin * size : end * size]
+        return pack_tokens(seq.token_ids[begin * self.page_size : end * self.page_size])
 
     def _num_pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
-    def _match(self, seq: Sequence, use_cache: bool) -> list[int]:
+    def _match(self, seq: Sequence, use_cache: bool) -> list[tuple[Run, int]]:
+        """The runs with pages that `seq` begins with, and how many pages of each are its own."""
         if not (use_cache and self.enable_prefix_caching):
             return []
-        self.hash_pages(seq)
-        return self._index.match(seq.page_hashes, (len(seq.token_ids) - 1) // self.page_size)
+        self.pack(seq)
+        limit = (len(seq.token_ids) - 1) // self.page_size
+        path = self._index.match(_salt(seq), seq.packed_tokens, limit)
+        return list(takewhile(lambda step: step[0].pages, path))
 
-    def _shortage(self, seq: Sequence, hits: list[int], headroom: int) -> int:
-        wanted = self._num_pages_for(len(seq.token_ids)) - len(hits)
-        idle_hits = sum(1 for page in hits if self._index.is_idle(page))
-        short = max(0, wanted + headroom - (self.num_available_pages - idle_hits))
+    def _shortage(self, seq: Sequence, path: list[tuple[Run, int]], headroom: int) -> int:
+        wanted = self._num_pages_for(len(seq.token_ids))
+        num_idle = 0
+        for run, num_equal in path:
+            wanted -= num_equal
+            if self._index.device.is_evictable(run):
+                num_idle += num_equal
+        short = max(0, wanted + headroom - (self.num_available_pages - num_idle))
         if short:
             self._refused = (seq.seq_id, headroom, self._num_releases)
             self._refused_short = short
         return short
-
-    def _take(self, num_pages: int) -> list[int]:
-        while self._allocator.num_free < num_pages:
-            self._allocator.free(self._index.evict())
-        return self._allocator.allocate(num_pages)
 
     def _count_first_admission(self, seq: Sequence, use_cache: bool) -> None:
         seq.num_cached_tokens = seq.num_computed_tokens
@@ -244,3 +260,7 @@ class KVCacheManager:
         if use_cache and self.enable_prefix_caching:
             self._queries_tokens += len(seq.token_ids)
             self._hits_tokens += seq.num_cached_tokens
+
+
+def _salt(seq: Sequence) -> str:
+    return seq.request.cache_salt

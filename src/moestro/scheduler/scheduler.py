@@ -7,7 +7,6 @@ last sequence in the policy's order is preempted: its pages are released and it 
 tokens kept. Nothing here depends on time or on the tokens of another request.
 """
 
-import struct
 from collections.abc import Iterator
 
 from moestro.core.grammar import GrammarCompiler
@@ -72,13 +71,13 @@ class Scheduler:
         prompt = request.prompt_token_ids
         first = Sequence(self._next_seq_id, request, 0, list(prompt))
         try:
-            self._kv.hash_pages(first)
-        except struct.error:
+            self._kv.pack(first)
+        except OverflowError:
             raise RequestError("prompt_token_ids must be in [0, 2^32).", "prompt") from None
         sequences = [first]
         for index in range(1, request.params.n):
             seq = Sequence(self._next_seq_id + index, request, index, list(prompt))
-            seq.page_hashes = list(first.page_hashes)
+            seq.packed_tokens = first.packed_tokens
             sequences.append(seq)
         self._next_seq_id += len(sequences)
         shares_pages = self._kv.enable_prefix_caching and len(prompt) > self._kv.page_size
