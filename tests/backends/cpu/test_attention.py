@@ -117,7 +117,9 @@ def test_attention_is_right(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("group", "dim"), [(1, 64), (4, 128), (5, 18)])
+@pytest.mark.parametrize(
+    ("group", "dim"), [(1, 64), (4, 128), (5, 18), (8, 128), (12, 64), (16, 32), (20, 64)]
+)
 def test_chunks_and_neighbours_do_not_change_bits(dtype: torch.dtype, group: int, dim: int) -> None:
     length, page_size = 1100, 16
     pages = _pool(160, 2, page_size, dim, dtype)

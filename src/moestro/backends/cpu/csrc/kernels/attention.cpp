@@ -10,6 +10,7 @@ namespace {
 #include "attention.inl"
 #include "attention_f32.inl"
 #if defined(MOESTRO_LEVEL_AVX512) || defined(MOESTRO_LEVEL_AMX)
+#include "attention_few.inl"
 #include "attention_dot.inl"
 #endif
 #if defined(MOESTRO_LEVEL_AMX)

@@ -39,12 +39,6 @@ struct CodeTable {
     }
 };
 
-// A register tile: rows of one factor, vectors of the other.
-template <int R, int C>
-struct Block {
-    static constexpr int kRows = R, kVectors = C;
-};
-
 // bf16 needs no table. A chunk of a row is what one step of packing reads.
 template <>
 struct CodeTable<bf16> {};
@@ -54,7 +48,8 @@ struct DotAttention : AttentionShape {
     static constexpr bool kCodes = is_code<TP>;
     static constexpr int64_t kChunk = kCodes ? 64 : 32;
     static constexpr int kParts = kCodes ? 2 : 1;  // vectors of 32 bf16 in a chunk
-    int64_t padded;                                // dim in whole chunks
+    static constexpr int64_t kFewRows = 16;
+    int64_t padded;  // dim in whole chunks
     CodeTable<TP> table;
 
     explicit DotAttention(const AttentionArgs& args)
@@ -62,13 +57,15 @@ struct DotAttention : AttentionShape {
 
     int64_t state_floats(int64_t rows) const { return rows * (padded + 2); }
     int64_t worker_floats() const {
-        return kQueryRows * padded / 2 + 2 * (kTile * padded / 2) + kQueryRows * kTile +
-               kQueryRows * kTile / 2 + 2 * kTile + 2 * state_floats(kQueryRows);
+        return kQueryRows * padded / 2 + kFewRows * padded / 2 + 2 * (kTile * padded / 2) +
+               kQueryRows * kTile + kQueryRows * kTile / 2 + 2 * kTile +
+               2 * state_floats(kQueryRows);
     }
     RowState state_at(float* at, int64_t rows) const { return {at, at + rows, at + 2 * rows}; }
 
     struct Buffers {
         bf16* q;           // [row][padded], in the order of packed keys
+        uint32_t* lanes;   // [padded / 2][few_lanes]: the same of a few rows, a row a lane
         uint32_t* keys;    // [padded / 2][kTile]
         uint32_t* values;  // [kTile / 2][padded], in the order of packed values
         float* scores;     // [row][kTile]
@@ -85,6 +82,7 @@ struct DotAttention : AttentionShape {
             return here;
         };
         b.q = reinterpret_cast<bf16*>(take(kQueryRows * padded / 2));
+        b.lanes = reinterpret_cast<uint32_t*>(take(kFewRows * padded / 2));
         b.keys = reinterpret_cast<uint32_t*>(take(kTile * padded / 2));
         b.values = reinterpret_cast<uint32_t*>(take(kTile * padded / 2));
         b.scores = take(kQueryRows * kTile);
@@ -114,6 +112,42 @@ struct DotAttention : AttentionShape {
                     _mm512_storeu_si512(to + at, x);
                 }
             if (kCodes) reorder(to);
+        }
+        if (is_few(block))
+            lay_rows_in_lanes(b.q, padded, block.rows, few_lanes(), padded / 2, b.lanes);
+    }
+
+    // Whether a block is one token whose heads are few enough to leave its tiles unpacked.
+    bool is_few(const QueryBlock& block) const {
+        return block.rows == group && group <= kFewRows && dim == padded;
+    }
+    int64_t few_lanes() const { return group <= 8 ? 8 : 16; }
+
+    // scores of a few rows; positions from n on are anything finite.
+    template <int Lanes>
+    void score_few(const TP* const* rows, int64_t n, const TP* const* next, int64_t more,
+                   const Buffers& b) const {
+        bf16* copy = reinterpret_cast<bf16*>(b.keys);
+        for (int64_t j = 0; j < n; j += 16) {
+            const bf16* keys = copy;
+            if constexpr (!kCodes)
+                if (n - j >= 16 && rows[j + 15] == rows[j] + 15 * dim) keys = rows[j];
+            if (keys == copy)
+                for (int64_t i = 0; i < 16; ++i)
+                    copy_row(j + i < n ? rows[j + i] : nullptr, copy + i * dim);
+            const TP* ahead = j < more ? next[j] : rows[j];
+            score_sixteen<Lanes>(b.lanes, keys, dim, dim / 2, reinterpret_cast<const char*>(ahead),
+                                 32 * sizeof(TP), b.scores + j, kTile);
+        }
+    }
+
+    // A key as bf16 in the order of packed keys; none is zeros.
+    void copy_row(const TP* row, bf16* to) const {
+        for (int64_t d = 0; d < dim; d += kChunk) {
+            __m512i x[kParts] = {};
+            if (row != nullptr) read_whole(row + d, x);
+            for (int part = 0; part < kParts; ++part)
+                _mm512_storeu_si512(to + d + 32 * part, x[part]);
         }
     }
 
@@ -354,6 +388,13 @@ struct DotAttention : AttentionShape {
             find_scales(block, start, n, b.k_scales, b.v_scales);
             for (int64_t j = 0; j < n; ++j) b.k_scales[j] *= a.scale;
         }
+        if (is_few(block)) {
+            few_lanes() == 8 ? score_few<8>(keys, n, next_keys, more, b)
+                             : score_few<16>(keys, n, next_keys, more, b);
+            n == kTile ? soften<true>(b, n, fresh, 0, group) : soften<false>(b, n, fresh, 0, group);
+            weigh_values(values, n, more == kTile ? next_values : values, b);
+            return;
+        }
         const int64_t first = first_row(block, start), seen = blocks(n, 32) * 32;
         pack_keys(keys, n, next_keys, more, b);
         dot<false, false>(b.q + first * padded, padded, block.rows - first, b.keys, kTile,
@@ -369,6 +410,18 @@ struct DotAttention : AttentionShape {
             weigh(b.weights + r * kTile, kTile, rows, b.values, padded, valid / 2, padded,
                   b.part.acc + r * padded, padded);
             r += rows;
+        }
+    }
+
+    // What a tile's values add to the sums of a few rows.
+    void weigh_values(const TP* const* values, int64_t n, const TP* const* next,
+                      const Buffers& b) const {
+        if constexpr (kCodes) {
+            pack_values(values, n, next, n, b);
+            const auto weigh = n % 2 == 0 ? dot<true, false> : dot<true, true>;
+            weigh(b.weights, kTile, group, b.values, padded, n / 2, padded, b.part.acc, padded);
+        } else {
+            weigh_few(b.weights, kTile, group, values, n, dim, next, b.part.acc, padded);
         }
     }
 
