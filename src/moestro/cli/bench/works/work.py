@@ -1,5 +1,6 @@
 """One measured piece of work: our call, the others', and what it reads and computes at least."""
 
+import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ import torch
 
 from moestro.backends import load_backend
 from moestro.cli.bench.limits import Limits, read_bandwidth
-from moestro.cli.bench.pairing import Round, rotated, summary
+from moestro.cli.bench.pairing import Round, summary
 from moestro.core.weight_format import WeightFormat
 from moestro.quant.format import WeightTensor
 from moestro.quant.weight import expert, quantize
@@ -21,6 +22,9 @@ COLD_BYTES = 2**27
 """Weights and KV rotate over copies of so many bytes in all, more than most caches hold."""
 FEWEST = 3
 ATTEMPTS = 3
+PAUSE_S = 0.005
+"""Longer than OpenMP's threads spin after a parallel region (milliseconds by default)."""
+SHORTEST_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +88,41 @@ def measure_work(
 
 
 def _rounds(calls: Mapping[str, Call], seconds: float) -> list[dict[str, float]]:
-    names, made = list(calls), []
-    start, turn = time.perf_counter(), 0
-    while turn < FEWEST or time.perf_counter() - start < seconds:
-        turn += 1
-        times = {}
-        for name in rotated(names, turn):
-            began = time.perf_counter()
-            calls[name](turn)
-            times[name] = time.perf_counter() - began
-        made.append(times)
+    """Every round asks each call once, in an order of its own, so that nobody has the same
+    neighbour each time: it would find the other's data in the cache, or its threads still spinning.
+    """
+    turns = {name: Turn(call) for name, call in calls.items()}
+    order, draw = list(calls), random.Random(0)
+    made: list[dict[str, float]] = []
+    start = time.perf_counter()
+    while len(made) < FEWEST or time.perf_counter() - start < seconds:
+        draw.shuffle(order)
+        made.append({name: turns[name].seconds() for name in order})
     return made
+
+
+class Turn:
+    """Times one call when it is its turn: after a pause in which the threads of others fall asleep
+    and one untimed call that wakes its own, over as many calls as fill SHORTEST_S. Every call takes
+    the next number, and so the data that was used longest ago.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._number = 0
+        self._repeats = 1 + int(SHORTEST_S / self._time(1))
+
+    def seconds(self) -> float:
+        time.sleep(PAUSE_S)
+        self._time(1)
+        return self._time(self._repeats)
+
+    def _time(self, repeats: int) -> float:
+        began = time.perf_counter()
+        for _ in range(repeats):
+            self._number += 1
+            self._call(self._number)
+        return (time.perf_counter() - began) / repeats
 
 
 def normal(*shape: int, scale: float = 1.0) -> torch.Tensor:
