@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from tests.engine.byte_vocabulary import ByteVocabulary
+from tests.engine.replay_runner import ReplayRunner
 from tests.engine.small_engine import ask, make_engine, replay, run
 from tests.engine.test_async_engine import built, collect
 from tests.fakes.hinted_cache import HintedCacheFake
@@ -24,6 +26,7 @@ from moestro.core.messages import KVAnswer, SequenceDelta
 from moestro.core.outputs import RequestTiming
 from moestro.core.request import Request
 from moestro.core.sampling_params import SamplingParams
+from moestro.core.step import Schedule, StepOutput
 from moestro.engine.async_engine import AsyncEngine
 from moestro.engine.command_answers import CommandAnswers
 from moestro.engine.request_progress import RequestProgress
@@ -175,6 +178,29 @@ def test_the_last_output_has_the_timing() -> None:
     assert again.first_token_s == again.queue_s + (again.prefill_s or 0)
     assert again.decode_s is not None
     assert again.decode_s > 0
+
+
+def test_loads_of_the_first_step_are_part_of_the_timing() -> None:
+    class Loading(ReplayRunner):
+        def execute(self, schedule: Schedule) -> StepOutput:
+            return replace(super().execute(schedule), load_s=0.25)
+
+    engine = make_engine(Loading({0: b"abc"}))
+    request = ask("a", [*range(20), 0], max_tokens=2)
+    nothing_below = run(engine, request)["a"].timing
+    assert nothing_below is not None
+    assert nothing_below.prefix.load_host_s == 0
+    admit = engine._scheduler._kv.admit
+
+    def from_the_host(seq: Any, *options: Any) -> bool:
+        admitted = admit(seq, *options)
+        seq.prefix = PrefixUse(host_tokens=20)
+        return admitted
+
+    engine._scheduler._kv.admit = from_the_host  # type: ignore[method-assign]
+    timing = run(engine, request)["a"].timing
+    assert timing is not None
+    assert timing.prefix == PrefixUse(host_tokens=20, load_host_s=0.25)
 
 
 def test_aborted_requests_tell_what_is_known() -> None:

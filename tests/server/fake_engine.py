@@ -2,14 +2,31 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from moestro.core.outputs import CompletionOutput, Logprob, RequestOutput
+from tests.fakes.hinted_cache import HintedCacheFake
+
+from moestro.core.kv_hints import HintAction, HintAnswer, HintRequest, MissReason, PrefixUse
+from moestro.core.outputs import CompletionOutput, Logprob, RequestOutput, RequestTiming
 from moestro.core.request import FinishReason
 from moestro.core.sampling_params import SamplingParams
 from moestro.engine.input_processor import Prompt
 from moestro.errors import EngineDeadError, RequestError
+
+TIMING = RequestTiming(
+    queue_s=0.5,
+    prefill_s=1.0,
+    decode_s=2.0,
+    first_token_s=1.5,
+    prefix=PrefixUse(
+        device_tokens=64,
+        host_tokens=128,
+        load_host_s=0.25,
+        miss=MissReason.DIFFERS,
+        first_difference=200,
+    ),
+)
 
 
 class LetterTokenizer:
@@ -45,8 +62,10 @@ class FakeEngine:
     gate: asyncio.Event | None = None
     fail_after: int | None = None
     error_after: int | None = None
+    cache: HintedCacheFake = field(default_factory=HintedCacheFake)
     dead: bool = False
     calls: list[Call] = field(default_factory=list)
+    special_tokens: bool | None = None
     tokenizer: LetterTokenizer = field(default_factory=LetterTokenizer)
 
     @property
@@ -78,6 +97,23 @@ class FakeEngine:
         finally:
             call.aborted = not done
 
+    async def hint(
+        self, action: HintAction, prompt: Prompt | None = None, **options: Any
+    ) -> HintAnswer:
+        await self._wait(0)
+        self.special_tokens = options.pop("add_special_tokens")
+        ids = None if prompt is None else tuple(self._read(prompt)[1])
+        answer = self.cache.hint(HintRequest(action=action, token_ids=ids, **options))
+        expires_at = None if answer.expires_in_s is None else 1000.0 + answer.expires_in_s
+        return replace(answer, expires_at=expires_at)
+
+    async def explain(
+        self, prompt: Prompt, *, cache_salt: str = "", add_special_tokens: bool = True
+    ) -> tuple[int, PrefixUse]:
+        self.special_tokens = add_special_tokens
+        ids = self._read(prompt)[1]
+        return len(ids), self.cache.explain(ids, cache_salt)
+
     def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
             return prompt, self.tokenizer.encode(prompt)
@@ -104,6 +140,8 @@ class FakeEngine:
     ) -> RequestOutput:
         params = call.params
         scored = params.logprobs is not None
+        finished = all(reasons)
+        hinted = call.options.get("kv_hints") is not None
         prompt_logprobs = None
         if params.prompt_logprobs is not None:
             prompt_logprobs = [None, *(self.logprobs(i, params.prompt_logprobs) for i in ids[1:])]
@@ -124,7 +162,9 @@ class FakeEngine:
                 )
                 for index, own in enumerate(tokens)
             ],
-            finished=all(reasons),
+            finished=finished,
+            timing=TIMING if finished else None,
+            kv_hints=HintAnswer(8, 1, None, 60.0, 1060.0) if finished and hinted else None,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=1,
         )

@@ -48,7 +48,9 @@ class ServerConfig:
     max_num_queued_reqs: int | None = _later(
         None, Integer(1, 2**31 - 1), "Requests that may wait before more are turned away."
     )
-    enable_per_request_metrics: bool = _later(False, Switch(), "Report timing with each answer.")
+    enable_per_request_metrics: bool = _server(
+        False, Switch(), "Report timing with each answer, not only where include_timing asks."
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)

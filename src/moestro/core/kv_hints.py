@@ -163,9 +163,11 @@ class PrefixUse:
     """What the cache gives, or would give, a prompt.
 
     Tokens by the tier that they came from. lookup_s: until it was known where the prompt's pages
-    are; load_host_s, load_store_s: reading them. miss: why that is not all whole pages of the
-    prompt; None when it is. first_difference: position of the first token that no cached prompt
-    has there (the start of its page where only hashes are known); None unless miss is differs.
+    are; load_store_s: until they were in the host tier; load_host_s: into the device, within the
+    first step (the engine fills it in; all loads of that step together). miss: why that is not
+    all whole pages of the prompt; None when it is. first_difference: position of the first token
+    that no cached prompt has there (the start of its page where only hashes are known); None
+    unless miss is differs.
     """
 
     device_tokens: int = 0

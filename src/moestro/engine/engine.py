@@ -158,8 +158,10 @@ class Engine:
         schedule = self._scheduler.schedule()
         expert_tokens = None
         if schedule is not None:
-            self._note_starts(schedule)
+            started = self._note_starts(schedule)
             output = self._runner.execute(schedule)
+            for state in started:
+                state.load_host_s += output.load_s
             expert_tokens = output.expert_tokens
             updates = self._scheduler.update(schedule, output)
             now_s = self._clock()
@@ -182,11 +184,15 @@ class Engine:
             if events:
                 self._on_events(events)
 
-    def _note_starts(self, schedule: Schedule) -> None:
+    def _note_starts(self, schedule: Schedule) -> list[RequestState]:
+        """The requests whose first step it is."""
+        started = []
         for new in schedule.new_sequences:
             state = self._waiting.pop(new.seq_id, None)
             if state is not None:
                 state.started_s = self._clock()
+                started.append(state)
+        return started
 
     def _digest(self, update: SequenceUpdate, now_s: float) -> SequenceDelta | None:
         """One sequence's update as text; None when it has nothing to tell."""

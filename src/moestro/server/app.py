@@ -10,8 +10,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
+from moestro.core.kv_hints import HintAction
 from moestro.errors import MoestroError
-from moestro.server import probes
+from moestro.server import kv_routes, probes
 from moestro.server.engine_client import ServerContext
 from moestro.server.errors import (
     ApiError,
@@ -31,7 +32,11 @@ from moestro.server.running_calls import RunningCalls
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
-REQUEST_MODELS: tuple[type[BaseModel], ...] = (ChatCompletionRequest, CompletionRequest)
+REQUEST_MODELS: tuple[type[BaseModel], ...] = (
+    ChatCompletionRequest,
+    CompletionRequest,
+    *kv_routes.REQUEST_MODELS,
+)
 _REF = "#/components/schemas/{model}"
 
 
@@ -59,11 +64,16 @@ def create_app(context: ServerContext, lifespan: Lifespan | None = None) -> Fast
 
 
 def _add_routes(app: FastAPI) -> None:
-    generating: tuple[tuple[str, Any, type[BaseModel], type[BaseModel]], ...] = (
+    posted: list[tuple[str, Any, type[BaseModel], type[BaseModel] | None]] = [
         ("/v1/chat/completions", create_chat_completion, ChatCompletionRequest, ChatCompletion),
         ("/v1/completions", create_completion, CompletionRequest, Completion),
-    )
-    for path, handler, request_model, response_model in generating:
+        ("/v1/kv/explain", kv_routes.explain, kv_routes.PrefixBody, None),
+    ]
+    posted += [
+        (f"/v1/kv/{action}", kv_routes.handler_of(action), kv_routes.HintBody, None)
+        for action in HintAction
+    ]
+    for path, handler, request_model, response_model in posted:
         schema = {"$ref": _REF.format(model=request_model.__name__)}
         app.add_api_route(
             path,

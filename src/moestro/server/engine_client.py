@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from moestro.chat.templates import ChatTemplate
+from moestro.core.kv_hints import HintAction, HintAnswer, KVHints, PrefixUse
 from moestro.core.outputs import RequestOutput
 from moestro.core.sampling_params import SamplingParams
 from moestro.engine.input_processor import Prompt
@@ -28,6 +29,7 @@ class EngineClient(Protocol):
         *,
         priority: int = 0,
         cache_salt: str = "",
+        kv_hints: KVHints | None = None,
         add_special_tokens: bool = True,
         strict_max_tokens: bool = False,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -35,6 +37,29 @@ class EngineClient(Protocol):
 
         The lists in an output may grow when the next one is asked for.
         Raises RequestError, CapacityError and EngineDeadError.
+        """
+
+    async def hint(
+        self,
+        action: HintAction,
+        prompt: Prompt | None = None,
+        *,
+        session_id: str | None = None,
+        ttl_s: float | None = None,
+        cache_salt: str = "",
+        add_special_tokens: bool = True,
+    ) -> HintAnswer:
+        """What became of a hint about the KV of a session or a prompt.
+
+        Raises RequestError and EngineDeadError.
+        """
+
+    async def explain(
+        self, prompt: Prompt, *, cache_salt: str = "", add_special_tokens: bool = True
+    ) -> tuple[int, PrefixUse]:
+        """A prompt's tokens and what it would find in the cache.
+
+        Raises RequestError and EngineDeadError.
         """
 
 
@@ -65,10 +90,11 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerContext:
-    """Everything a route works with."""
+    """Everything a route works with. tells_timing: every answer, asked for or not."""
 
     engine: EngineClient
     model: ServedModel
     metrics: ServerMetrics
     version: str
     max_body_bytes: int = MAX_BODY_BYTES
+    tells_timing: bool = False

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from moestro.core.kv_hints import KVHints
 from moestro.core.outputs import CompletionOutput, RequestOutput
 from moestro.core.request import FinishReason
 from moestro.core.sampling_params import SamplingParams
@@ -27,6 +28,7 @@ class Job:
     params: SamplingParams
     priority: int = 0
     cache_salt: str = ""
+    kv_hints: KVHints | None = None
     add_special_tokens: bool = True
     strict_max_tokens: bool = False
 
@@ -133,6 +135,7 @@ async def run_job(
         engine_id,
         priority=job.priority,
         cache_salt=job.cache_salt,
+        kv_hints=job.kv_hints,
         add_special_tokens=job.add_special_tokens,
         strict_max_tokens=job.strict_max_tokens,
     )

@@ -71,7 +71,13 @@ class Server:
             default_params=engine.default_params,
             default_max_tokens=engine.default_max_tokens,
         )
-        context = ServerContext(engine=engine, model=model, metrics=metrics, version=version)
+        context = ServerContext(
+            engine=engine,
+            model=model,
+            metrics=metrics,
+            version=version,
+            tells_timing=options.enable_per_request_metrics,
+        )
         return cls(engine, context)
 
     def run(self, sock: socket.socket, shutdown_timeout_s: float) -> bool:

@@ -18,6 +18,8 @@ from moestro.server.errors import (
 )
 from moestro.server.running_calls import RunningCalls
 
+_OPTIONAL = ("timing", "kv_hints")
+"""Keys of an answer that are left out, not null, unless asked for."""
 DONE = b"data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 
@@ -38,7 +40,8 @@ async def respond(request: Request, call: Call, streamed: bool) -> Response:
     if streamed:
         return await _open_stream(request, call.events(), calls)
     answer = await calls.run(request.receive, call.whole())
-    return Response(answer.model_dump_json(), media_type="application/json")
+    absent = {name for name in _OPTIONAL if getattr(answer, name, None) is None}
+    return Response(answer.model_dump_json(exclude=absent), media_type="application/json")
 
 
 def event(chunk: BaseModel) -> bytes:

@@ -26,6 +26,7 @@ from moestro.server.openai.chat_protocol import (
     Delta,
 )
 from moestro.server.openai.fields import check_model, public_id
+from moestro.server.openai.kv import end_of_answer
 from moestro.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from moestro.server.openai.usage import Usage, UsageCounter
 from moestro.server.stream import event, respond
@@ -67,6 +68,7 @@ class _Call:
             params=params,
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
+            kv_hints=body.hints(),
             # the template has written bos and its kin already
             add_special_tokens=body.add_special_tokens is True,
             strict_max_tokens=body.own_max_tokens is not None,
@@ -87,6 +89,7 @@ class _Call:
             model=self._model_name,
             choices=[self._whole_choice(sequence) for sequence in final.outputs],
             usage=_usage(final),
+            **self._end_of_answer(final),
         )
         if self.body.prompt_logprobs is not None:
             answer.prompt_logprobs = prompt_logprobs(final.prompt_logprobs)
@@ -98,14 +101,25 @@ class _Call:
         """The answer as server-sent events, without the final [DONE]."""
         cursors = [SequenceCursor() for _ in range(self.job.params.n)]
         usage: Usage | None = None
+        output: RequestOutput | None = None
         async with aclosing(run_job(self.context, self.job, self.id)) as outputs:
             async for output in outputs:
                 usage = _usage(output)
                 for sequence in output.outputs:
                     for choice in self._next_choices(sequence, cursors[sequence.index]):
                         yield event(self._chunk([choice], usage))
+        end = self._end_of_answer(output)
         if self.body.wants_usage:
-            yield event(self._answer(choices=[], usage=usage))
+            end["usage"] = usage
+        if end:
+            yield event(self._answer(choices=[], **end))
+
+    def _end_of_answer(self, final: RequestOutput | None) -> dict[str, Any]:
+        return end_of_answer(
+            [final],
+            timing=self.context.tells_timing or bool(self.body.include_timing),
+            kv_hints=self.job.kv_hints is not None,
+        )
 
     @property
     def _model_name(self) -> str:

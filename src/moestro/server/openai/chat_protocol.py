@@ -159,6 +159,8 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    timing: dict[str, Any] | None = None
+    kv_hints: dict[str, Any] | None = None
     prompt_logprobs: list[dict[str, Any] | None] | None = None
     prompt_token_ids: list[int] | None = None
 
@@ -186,3 +188,5 @@ class ChatCompletionChunk(BaseModel):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
+    timing: dict[str, Any] | None = None
+    kv_hints: dict[str, Any] | None = None

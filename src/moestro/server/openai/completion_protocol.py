@@ -82,3 +82,5 @@ class Completion(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
+    timing: dict[str, Any] | list[dict[str, Any] | None] | None = None
+    kv_hints: dict[str, Any] | list[dict[str, Any] | None] | None = None

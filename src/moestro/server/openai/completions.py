@@ -4,6 +4,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 from fastapi import Request
 from starlette.responses import Response
@@ -22,6 +23,7 @@ from moestro.server.openai.completion_protocol import (
     CompletionRequest,
 )
 from moestro.server.openai.fields import check_model, public_id
+from moestro.server.openai.kv import end_of_answer
 from moestro.server.openai.logprobs import Position, completion_logprobs, prompt_logprobs
 from moestro.server.openai.usage import UsageCounter
 from moestro.server.stream import event, respond
@@ -66,12 +68,14 @@ class _Call:
                 f"prompt must hold 1 to {MAX_PROMPTS} prompts, got {len(prompts)}.", param="prompt"
             )
         params = body.params(model.default_params, model.default_max_tokens)
+        hints = body.hints()
         jobs = [
             Job(
                 prompt=p if isinstance(p, str) else {"prompt_token_ids": p},
                 params=params,
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt or "",
+                kv_hints=hints,
                 add_special_tokens=body.add_special_tokens is not False,
                 strict_max_tokens=body.max_tokens is not None,
             )
@@ -93,15 +97,18 @@ class _Call:
             if output is not None
             for sequence in output.outputs
         ]
-        return self._answer(choices=choices, usage=usage.usage())
+        end = self._end_of_answer(finals)
+        return self._answer(choices=choices, usage=usage.usage(), **end)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events, without the final [DONE]."""
         cursors: dict[int, SequenceCursor] = {}
         offsets: dict[int, int] = {}
+        finals: list[RequestOutput | None] = [None] * len(self.jobs)
         usage = UsageCounter(len(self.jobs))
         async with aclosing(run_jobs(self.context, self.jobs, self.id)) as outputs:
             async for at, output in outputs:
+                finals[at] = output
                 _count(usage, at, output)
                 for sequence in output.outputs:
                     index = at * self.jobs[at].params.n + sequence.index
@@ -109,8 +116,18 @@ class _Call:
                     choice = self._next_choice(index, output, sequence, cursor, offsets)
                     if choice is not None:
                         yield event(self._chunk([choice], usage))
+        end = self._end_of_answer(finals)
         if self.body.wants_usage:
-            yield event(self._answer(choices=[], usage=usage.usage()))
+            end["usage"] = usage.usage()
+        if end:
+            yield event(self._answer(choices=[], **end))
+
+    def _end_of_answer(self, finals: Sequence[RequestOutput | None]) -> dict[str, Any]:
+        return end_of_answer(
+            finals,
+            timing=self.context.tells_timing or bool(self.body.include_timing),
+            kv_hints=self.body.kv_hints is not None,
+        )
 
     def _chunk(self, choices: list[CompletionChoice], usage: UsageCounter) -> Completion:
         if self.body.wants_usage_in_every_chunk:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from moestro.core.kv_hints import DEFAULT_PRIORITY, KVHints
 from moestro.core.sampling_params import SamplingParams
 from moestro.errors import shown
 from moestro.server.body import Refused
@@ -108,6 +109,24 @@ class StreamOptions(ApiModel):
     include_obfuscation: bool | None = None
 
 
+class KVHintsBody(ApiModel):
+    """Hints of one request about its own KV; core.kv_hints.KVHints checks ranges."""
+
+    session_id: str | None = None
+    pin_ttl_s: float | None = None
+    priority: int | None = None
+    drop_on_finish: bool | None = None
+
+    def hints(self) -> KVHints:
+        """Raises RequestError."""
+        return KVHints(
+            session_id=self.session_id,
+            pin_ttl_s=self.pin_ttl_s,
+            priority=DEFAULT_PRIORITY if self.priority is None else self.priority,
+            drop_on_finish=bool(self.drop_on_finish),
+        )
+
+
 class GenerationRequest(ApiModel):
     """Fields of every generating route. null and absent mean the same: the model's default."""
 
@@ -137,6 +156,8 @@ class GenerationRequest(ApiModel):
     stream_options: StreamOptions | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    kv_hints: KVHintsBody | None = None
+    include_timing: bool | None = None
     request_id: str | None = None
 
     @property
@@ -147,6 +168,10 @@ class GenerationRequest(ApiModel):
     @property
     def wants_usage_in_every_chunk(self) -> bool:
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    def hints(self) -> KVHints | None:
+        """Raises RequestError for values out of range."""
+        return None if self.kv_hints is None else self.kv_hints.hints()
 
     def check_stream(self) -> None:
         """Raises ApiError for fields that need a stream, or don't go with one."""
