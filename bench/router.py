@@ -20,28 +20,22 @@ import torch.nn.functional as F  # noqa: N812
 
 from moestro import ops
 from moestro.backends import load_backend
+from moestro.cli.bench.works.work import Turn
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 RULE = ops.GatingRule(8, "sigmoid", True, 1e-20, 2.826)
 COPIES_BYTES = 96 << 20
 
 
-def _seconds(call: Callable[[], object], repeats: int) -> float:
-    began = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    return (time.perf_counter() - began) / repeats
-
-
 def _paired(ours: Callable[[], object], theirs: Callable[[], object], seconds: float) -> dict:
-    repeats = max(1, int(0.004 / max(_seconds(theirs, 1), 1e-7)))
+    mine, other = (Turn(lambda _, call=call: call()) for call in (ours, theirs))
     pairs = []
     end = time.perf_counter() + seconds
     while len(pairs) < 7 or (time.perf_counter() < end and len(pairs) < 200):
         if len(pairs) % 2:
-            b, a = _seconds(theirs, repeats), _seconds(ours, repeats)
+            b, a = other.seconds(), mine.seconds()
         else:
-            a, b = _seconds(ours, repeats), _seconds(theirs, repeats)
+            a, b = mine.seconds(), other.seconds()
         pairs.append((a, b))
     return {
         "ours_us": statistics.median(a for a, _ in pairs) * 1e6,
