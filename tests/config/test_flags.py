@@ -88,7 +88,6 @@ def test_hidden_flags_of_vllm() -> None:
         ("-dp", "4"),
         ("--enable-expert-parallel",),
         ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}'),
-        ("--kv-store", "redis://localhost:6379/0"),
         ("--async-scheduling",),
     ],
 )

@@ -34,4 +34,5 @@ def test_printed_as_json_it_loses_nothing(plan: Plan) -> None:
     formats = {name: WeightFormat(**f) for name, f in written.items()}
     values["weight_formats"] = WeightFormats(**formats, exceptions=exceptions)
     assert Plan(**values | {"notes": tuple(values["notes"])}) == plan
-    assert total_bytes == plan.weight_bytes + plan.kv_cache_bytes + plan.buffer_bytes
+    parts = (plan.weight_bytes, plan.kv_cache_bytes, plan.buffer_bytes, plan.host_kv_bytes)
+    assert total_bytes == sum(parts)

@@ -109,8 +109,6 @@ def test_no_chat_template(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("host_kv_bytes", 1),
-        ("kv_store", "lmdb:///tmp/x"),
         ("tensor_parallel_size", 2),
         ("speculative_config", {"method": "mtp", "num_speculative_tokens": 1}),
         ("scheduling_policy", "deadline"),

@@ -10,19 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from moestro.config.kinds import Choice, Integer, Object, Share, Size, Switch, Text
+from moestro.config.kinds import Choice, Integer, Object, Seconds, Share, Size, Switch, Text
 from moestro.config.knob import check_fields, knob, knobs_of
 from moestro.config.server import ServerConfig
 from moestro.config.sources import own_options, read_yaml
 
-_TIERS = "the KV tiers"
 _PARALLEL = "parallelism over several ranks"
 _SPECULATION = "speculative decoding"
 
 _model = partial(knob, group="Model")
 _limits = partial(knob, group="Limits and memory")
 _run = partial(knob, group="Execution")
-_tiers = partial(knob, group="KV tiers", waits_for=_TIERS)
+_tiers = partial(knob, group="KV tiers")
 _parallel = partial(knob, group="Parallelism", waits_for=_PARALLEL)
 
 _DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -172,20 +171,53 @@ class EngineConfig:
         Size(1),
         "Byte budget of the packed weights; those used longest ago are deleted first.",
     )
-    host_kv_bytes: int = _tiers(0, Size(), "Host memory for KV pages; 0 is no host tier.")
+    host_kv_bytes: int = _tiers(
+        0,
+        Size(),
+        "Host memory for KV pages that the device no longer holds; 0 is no host tier. On CPU it is "
+        "a second place in the same memory: of use to keep tenants or tests apart, no more.",
+    )
     host_kv_dtype: str = _tiers(
         "auto",
-        Choice(("auto", "bfloat16", "int8", "fp8")),
-        "Type of KV in the host tier. auto is the device's; a narrower one is lossy.",
+        Choice(("auto", "bfloat16", "int8", "fp8"), {"fp8_e4m3": "fp8"}),
+        "Type of KV in the host tier. auto is the device's. A narrower one is lossy: a hit then "
+        "gives other tokens than a miss, and no page goes on to a store.",
     )
     kv_store: str = _tiers(
-        "none", Text("a store"), "none, lmdb://PATH, redis://HOST:PORT/DB or mooncake://..."
+        "none",
+        Text("a store"),
+        "Where KV pages outlive the process: none, lmdb://PATH, redis://HOST:PORT/DB or "
+        "mooncake://MASTER:PORT. Several engines may share one.",
+        waits_for="the KV stores",
     )
-    kv_store_bytes: int = _tiers(16 * 2**30, Size(1), "Byte budget of the store.")
+    kv_store_bytes: int = _tiers(
+        16 * 2**30, Size(1), "Byte budget of an LMDB store; servers have their own."
+    )
+    kv_store_sync: str = _tiers(
+        "batch",
+        Choice(("always", "batch")),
+        "When an LMDB store's writes reach the disk: always, with each, or batch, every few "
+        "seconds. After a power loss older pages may come back, never torn ones.",
+    )
+    kv_store_timeout_s: float = _tiers(
+        2.0,
+        Seconds(0.001),
+        "What a call of the store may take; after that its pages are computed instead.",
+    )
     kv_write_policy: str = _tiers(
         "write_through",
         Choice(("write_through", "write_through_selective", "write_back")),
-        "When pages sink to lower tiers.",
+        "When full pages sink to lower tiers: as soon as they are computed, once they have been "
+        "hit kv_selective_hits times, or when the device evicts them.",
+    )
+    kv_selective_hits: int = _tiers(
+        2, Integer(1, 2**20), "Hits of a page before write_through_selective lets it sink."
+    )
+    kv_background_bytes_per_s: int = _tiers(
+        256 * 2**20,
+        Size(),
+        "What KV pages that nobody waits for may move a second, beside the model's own work; 0 is "
+        "no limit.",
     )
     tensor_parallel_size: int = _parallel(
         1, Integer(1, 2**16), "Ranks that share each layer's tensors.", flags=("-tp",)

@@ -168,15 +168,17 @@ class Share:
 class Seconds:
     """A duration in seconds, not negative."""
 
+    low: float = 0
+
     @property
     def expects(self) -> str:
-        return "a number of seconds from 0 to 86,400"
+        return f"a number of seconds from {self.low:g} to 86,400"
 
     def parse(self, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise TypeError(value)
         number = float(value)
-        if not 0 <= number <= 86400:
+        if not self.low <= number <= 86400:
             raise ValueError(value)
         return number
 

@@ -37,11 +37,23 @@ class Plan:
     num_mtp_layers: int = 0
     """MTP layers whose weights are held."""
     kv_hadamard: bool = False
+    host_kv_dtype: str = ""
+    """Of pages below the device; kv_cache_dtype unless lossy."""
+    host_kv_bytes: int = 0
+    """Of num_host_slots pages; with keeps_host False they only pass to and from kv_store."""
+    num_host_slots: int = 0
+    keeps_host: bool = True
+    kv_store: str = "none"
     notes: tuple[str, ...] = ()
 
     @property
     def total_bytes(self) -> int:
-        return self.weight_bytes + self.kv_cache_bytes + self.buffer_bytes
+        return self.weight_bytes + self.kv_cache_bytes + self.buffer_bytes + self.host_kv_bytes
+
+    @property
+    def host_is_lossy(self) -> bool:
+        """Whether a page comes back from the host tier with other bytes than it left with."""
+        return self.host_kv_dtype not in ("", self.kv_cache_dtype)
 
     def to_dict(self) -> dict[str, Any]:
         """Every field, and total_bytes; what --json prints."""

@@ -23,6 +23,7 @@ from moestro.core.sampling_params import SamplingParams
 from moestro.engine.built_engine import BuiltEngine
 from moestro.engine.engine import Engine
 from moestro.engine.input_processor import InputLimits, InputProcessor
+from moestro.engine.kv_tiers import make_tiers, tier_config
 from moestro.engine.planned_model import planned_model
 from moestro.engine.tokenizer import Tokenizer
 from moestro.errors import CapacityError
@@ -34,6 +35,7 @@ from moestro.planner.units import gigabytes
 from moestro.planner.weight_formats import Stored
 from moestro.quant.kv import KV_DTYPES
 from moestro.runner.kv_pool import KVPool
+from moestro.runner.kv_tiers import KVTiers
 from moestro.runner.model_runner import ModelRunner
 from moestro.scheduler import Scheduler, SchedulerLimits
 from moestro.weights.checkpoint import Checkpoint
@@ -69,7 +71,7 @@ def build_engine(
     device.set_num_threads(plan.num_threads)
     _set_torch_threads(plan.num_threads)
     began_s = time.monotonic()
-    runner = _load_runner(device, plan, spec, model_dir, config, progress)
+    runner, tiers = _load_runner(device, plan, spec, model_dir, config, progress)
     loaded_s = time.monotonic()
     runner.warm_up(graph_progress)
     logger.info(
@@ -80,7 +82,13 @@ def build_engine(
     )
     scheduler = Scheduler(
         SchedulerLimits(plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len),
-        KVCacheManager(plan.num_pages, plan.page_size, config.enable_prefix_caching),
+        KVCacheManager(
+            plan.num_pages,
+            plan.page_size,
+            config.enable_prefix_caching,
+            mover=None if tiers is None else tiers.transfer,
+            tiers=tier_config(config, plan),
+        ),
         config.scheduling_policy,
         grammar,
         spec.vocab_size,
@@ -206,7 +214,7 @@ def _load_runner(
     model_dir: Path,
     config: EngineConfig,
     progress: Progress | None,
-) -> ModelRunner:
+) -> tuple[ModelRunner, KVTiers | None]:
     with _refused_memory(plan):
         model = planned_model(device, plan, spec, model_dir, config, progress)
         kv_pool = KVPool(
@@ -216,13 +224,16 @@ def _load_runner(
             KV_DTYPES[plan.kv_cache_dtype],
             hadamard=plan.kv_hadamard,
         )
-        return ModelRunner(
+        tiers = make_tiers(config, plan, kv_pool)
+        runner = ModelRunner(
             model,
             kv_pool,
             max_num_seqs=plan.max_num_seqs,
             max_model_len=plan.max_model_len,
             graph_pool=None if config.enforce_eager else device.graph_pool(),
+            tiers=tiers,
         )
+        return runner, tiers
 
 
 @contextmanager
@@ -236,6 +247,6 @@ def _refused_memory(plan: Plan) -> Iterator[None]:
             raise
         raise CapacityError(
             f"The system refused memory for {plan.model} (weights {gigabytes(plan.weight_bytes)}, "
-            f"KV {gigabytes(plan.kv_cache_bytes)}): {error}. Is there a limit (ulimit -v)? Set "
-            "kv_cache_memory_bytes, max_num_seqs or max_model_len lower."
+            f"KV {gigabytes(plan.kv_cache_bytes + plan.host_kv_bytes)}): {error}. Is there a limit "
+            "(ulimit -v)? Set kv_cache_memory_bytes, max_num_seqs or max_model_len lower."
         ) from error

@@ -62,9 +62,9 @@ def planned_model(
     return model
 
 
-def _cache_folder(cache_dir: str | None) -> Path:
-    root = envs.CACHE_DIR.get() if cache_dir is None else user_path(cache_dir)
-    return root / FOLDER
+def cache_root(config: EngineConfig) -> Path:
+    """The root of what is cached on disk."""
+    return envs.CACHE_DIR.get() if config.cache_dir is None else user_path(config.cache_dir)
 
 
 def _cache(config: EngineConfig, plan: Plan, device: Device) -> PackedCache | None:
@@ -74,7 +74,7 @@ def _cache(config: EngineConfig, plan: Plan, device: Device) -> PackedCache | No
     if config.weight_cache == "off" or (plain and config.weight_cache == "auto"):
         return None
     if config.weight_cache == "auto":
-        return PackedCache(_cache_folder(config.cache_dir), config.weight_cache_bytes)
+        return PackedCache(cache_root(config) / FOLDER, config.weight_cache_bytes)
     return PackedCache(user_path(config.weight_cache), config.weight_cache_bytes)
 
 

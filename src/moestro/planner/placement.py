@@ -10,6 +10,7 @@ from moestro.core.hardware import HardwareSpec
 from moestro.core.model_spec import ModelSpec
 from moestro.core.plan import Plan
 from moestro.errors import CapacityError, ConfigError, UnsupportedError
+from moestro.planner.host_tier import plan_host_tier, without_password
 from moestro.planner.sizes import (
     KV_CODE_BYTES,
     buffer_bytes,
@@ -128,6 +129,9 @@ class _Placement:
             )
         self.budget = self._budget()
         self.left = self.budget - self.weight_bytes - self.buffer_bytes
+        self.host, host_notes = plan_host_tier(spec, config, self.kv_cache_dtype, self.left)
+        self.notes.extend(host_notes)
+        self.left -= self.host.num_bytes
 
     def report(self) -> FitReport:
         """Divide the memory and say what is missing."""
@@ -168,6 +172,11 @@ class _Placement:
             num_threads=self._num_threads(),
             num_mtp_layers=self.num_mtp_layers,
             kv_hadamard=self.config.kv_hadamard,
+            host_kv_dtype=self.host.dtype,
+            host_kv_bytes=self.host.num_bytes,
+            num_host_slots=self.host.num_slots,
+            keeps_host=self.host.keeps,
+            kv_store=without_password(self.config.kv_store),
             notes=tuple(self.notes),
         )
 
@@ -263,6 +272,8 @@ class _Placement:
             f"weights {gigabytes(self.weight_bytes)} ({self.weight_formats.linear}) + buffers "
             f"{gigabytes(self.buffer_bytes)} + KV memory {gigabytes(least)}"
         )
+        if self.host.num_slots:
+            needs += f" + host tier {gigabytes(self.host.num_bytes)} (host_kv_bytes)"
         text = (
             f"{self.model} does not fit: {needs} need {gigabytes(missing)} more than the "
             f"{gigabytes(self.budget)} that may be used."
@@ -270,7 +281,10 @@ class _Placement:
         if self.left >= self.page_bytes:
             return f"{text} {self._what_fits(self.left // self.page_bytes)}", missing
         smaller = "a smaller model, a machine with more memory"
-        if self.buffer_bytes > missing:
+        if self.host.num_bytes > missing:
+            most = self.host.num_bytes - missing
+            smaller = f"host_kv_bytes of at most {most} ({gigabytes(most)})"
+        elif self.buffer_bytes > missing:
             smaller = "a smaller max_num_batched_tokens or max_num_seqs"
         return f"{text} No KV memory is left: it takes {smaller}.", missing
 

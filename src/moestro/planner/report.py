@@ -10,10 +10,11 @@ def plan_lines(plan: Plan) -> list[str]:
     mtp = f", {plan.num_mtp_layers} MTP layer" if plan.num_mtp_layers else ""
     sequences = f"{plan.max_full_sequences:,} sequence{'s' * (plan.max_full_sequences != 1)}"
     kv = plan.kv_cache_dtype + ", keys rotated" * plan.kv_hadamard
+    host = f" + host tier {gigabytes(plan.host_kv_bytes)}" if plan.num_host_slots else ""
     lines = [
         f"{plan.model}: {_types(plan)} on {plan.device}, {plan.num_threads} threads",
         f"weights {gigabytes(plan.weight_bytes)}{mtp} + KV {gigabytes(plan.kv_cache_bytes)} + "
-        f"buffers {gigabytes(plan.buffer_bytes)} = {gigabytes(plan.total_bytes)}",
+        f"buffers {gigabytes(plan.buffer_bytes)}{host} = {gigabytes(plan.total_bytes)}",
         f"KV: {plan.num_pages:,} pages of {plan.page_size} tokens, {kv}, "
         f"{plan.kv_bytes_per_token:,} bytes a token",
         f"KV memory holds {plan.max_context_tokens:,} tokens; max_model_len "
@@ -21,7 +22,17 @@ def plan_lines(plan: Plan) -> list[str]:
         f"a step takes at most {plan.max_num_batched_tokens:,} tokens of "
         f"{plan.max_num_seqs:,} sequences",
     ]
+    if plan.num_host_slots:
+        lines.append(_tiers_line(plan))
     return lines + [f"note: {note}" for note in plan.notes]
+
+
+def _tiers_line(plan: Plan) -> str:
+    """What is below the device."""
+    host = f"{plan.num_host_slots:,} host pages of {plan.host_kv_dtype}"
+    if not plan.keeps_host:
+        host = f"{plan.num_host_slots:,} host pages in passing"
+    return f"KV tiers: {host}, store {plan.kv_store}"
 
 
 def _types(plan: Plan) -> str:

@@ -1,20 +1,19 @@
 """PageTransfer: the PageMover that moves bytes between the KV pool, host memory and a store."""
 
 import logging
-import os
 import threading
 import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from moestro.core.page_moves import Move, MoveFailure, MoveKind, MoveResult, MoverState
 from moestro.core.page_store import PageStore, StoreUsage
 from moestro.runner import move_jobs
+from moestro.runner.background import lower_priority
 from moestro.runner.byte_budget import ByteBudget
 from moestro.runner.host_pool import HostPool
 from moestro.runner.move_jobs import Job
@@ -23,7 +22,6 @@ logger = logging.getLogger(__name__)
 
 FLUSH_S = 10.0
 """Pending puts have so long when the process ends or the mover is dropped."""
-_NICE = 10
 _MAX_MOVES = 8192
 _JOIN_S = 5.0
 _USAGE_AGE_S = 1.0
@@ -67,6 +65,10 @@ class PageTransfer:
     def attach(self, store: PageStore) -> None:
         """Use this store from now on, and close it at the end. For any thread, once."""
         self._work.attach(store)
+
+    def note_unusable(self, failure: MoveFailure) -> None:
+        """A store that was asked for can't be opened: state() tells, until one is attached."""
+        self._work.note_unusable(failure)
 
     def submit(self, move: Move) -> bool:
         """See PageMover. Raises ValueError for a move whose parts don't match its kind."""
@@ -117,6 +119,7 @@ class _Work:
         self._finished = threading.Condition(self._lock)
         self._flushing = threading.Event()
         self._stopped = False
+        self._is_unusable = False
         self._jobs: dict[int, Job] = {}
         self._results: deque[MoveResult] = deque()
         self._failures: Counter[str] = Counter()
@@ -142,6 +145,11 @@ class _Work:
                 self.store = store
                 return
         store.close(0.0)
+
+    def note_unusable(self, failure: MoveFailure) -> None:
+        with self._lock:
+            self._is_unusable = True
+            self._failures[str(failure)] += 1
 
     def submit(self, move: Move) -> bool:
         move_jobs.check_move(move)
@@ -203,7 +211,8 @@ class _Work:
             queued = sum(job.num_bytes - job.num_moved_bytes for job in self._jobs.values())
             failures = tuple(sorted(self._failures.items()))
         if usage is None:
-            return MoverState(num_queued_bytes=queued, failures=failures)
+            breaker = "open" if self._is_unusable else "none"
+            return MoverState(num_queued_bytes=queued, breaker=breaker, failures=failures)
         return MoverState(
             num_queued_bytes=queued,
             store_bytes=usage.bytes_used or 0,
@@ -257,7 +266,7 @@ class _Work:
 
     def _run(self, lane: _Lane) -> None:
         if not lane.urgent:
-            _lower_priority()
+            lower_priority()
         while (job := self._next(lane)) is not None:
             self._advance(job, lane)
             del job
@@ -347,9 +356,3 @@ def _close_apart(work: _Work) -> None:
         return
     if threading.current_thread() is threading.main_thread():
         thread.join(FLUSH_S + _JOIN_S)
-
-
-def _lower_priority() -> None:
-    """Of this thread alone, where the system can (Linux)."""
-    with suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
