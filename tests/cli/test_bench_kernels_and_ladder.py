@@ -67,21 +67,25 @@ def test_ladder_of_the_bundled_model(capsys: pytest.CaptureFixture[str]) -> None
     assert all(r["same_tokens"] == [5, 5] for r in ladder["rungs"])
 
 
-def test_a_group_of_kernels(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kv", ["bfloat16", "int8,fp8"])
+def test_a_group_of_kernels(kv: str, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--only", "chain", "--shapes", "bench", "--num-threads", "1", "--seconds", "0.001"]
-    assert main(["bench", "kernels", *small, "--json"]) == 0
+    assert main(["bench", "kernels", *small, "--kv", kv, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert {row["group"] for row in told["rows"]} == {"chain"}
     for row in told["rows"]:
         assert row["engines"]["moestro"]["share_of_bound"] > 0
         assert row["engines"]["unfused torch"]["ratio"] > 0
     assert told["limits"]["bf16_flops_per_s"] > 0
+    names = [row["name"] for row in told["rows"]]
+    assert len(names) == len(set(names)) == 5 * len(kv.split(","))
 
 
-def test_other_task_maps_give_the_same_bits() -> None:
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "fp8"])
+def test_other_task_maps_give_the_same_bits(kind: str) -> None:
     sequences = ((1, 3000), (5, 700), (1, 40))
     shape = Shape("small", 64, 4, 2, 0, 0, 0, 0)
-    batch = make_batch(shape, sequences)
+    batch = make_batch(shape, sequences, kind)
     expected = ops.paged_attention(batch.q, batch.pages, batch.metadata, DIM**-0.5)
     calls = other_cuts([batch], shape, sequences)
     assert set(calls) == set(CUTS)
@@ -93,6 +97,7 @@ def test_other_task_maps_give_the_same_bits() -> None:
     ("arguments", "message"),
     [
         (["kernels", "--only", "conv"], "--only does not know conv"),
+        (["kernels", "--kv", "int4"], "--kv does not know int4"),
         (["kernels", "--num-threads", "0"], "--num-threads must be at least 1"),
         (["kernels", "--seconds", "0"], "--seconds must be above 0"),
         (["ladder", "--batch-size", "0"], "--batch-size must be at least 1"),

@@ -24,6 +24,7 @@ DESCRIPTION = (
 GROUPS = ("linear", "router", "moe", "attention", "chain", "layer")
 SHAPE_NAMES = ("hy3", "qwen3", "bench")
 FORMATS = ("bf16", "w8a8", "w4a8", "fp8", "fp32")
+KV_KINDS = ("bfloat16", "int8", "fp8")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--only", GROUPS, ",".join(GROUPS)),
         ("--shapes", SHAPE_NAMES, ",".join(SHAPE_NAMES)),
         ("--formats", FORMATS, "bf16,w8a8,w4a8"),
+        ("--kv", KV_KINDS, "bfloat16"),
     ):
         text = f"of {', '.join(known)} (default: {default})"
         add(flag, default=default, metavar="NAME,...", help=text)
@@ -56,19 +58,18 @@ def run(args: argparse.Namespace) -> int:
     groups = names("--only", args.only, GROUPS)
     shapes = names("--shapes", args.shapes, SHAPE_NAMES)
     formats = names("--formats", args.formats, FORMATS)
+    kv = names("--kv", args.kv, KV_KINDS)
     result = {
         "benchmark": "kernels",
-        **measure(args, groups, list(shapes), list(formats)),
+        **measure(args, works(groups, list(shapes), list(formats), list(kv))),
         **report.circumstances(args.command_line),
     }
     report.conclude(args, result, report.print_kernels)
     return 0
 
 
-def measure(
-    args: argparse.Namespace, groups: tuple[str, ...], shapes: list[str], formats: list[str]
-) -> dict[str, Any]:
-    """All rows of the groups, at the level and with the threads that the flags name."""
+def measure(args: argparse.Namespace, made: Iterator["Work"]) -> dict[str, Any]:
+    """A row of each work, at the level and with the threads that the flags name."""
     import torch
 
     from moestro.backends import load_backend
@@ -84,13 +85,15 @@ def measure(
         level = native.level().decode()
         limits, bandwidth = measure_limits(args.num_threads), Bandwidth()
         rows = []
-        for work in works(groups, shapes, formats):
+        for work in made:
             note(f"{work.group}: {work.name}")
             rows.append(measure_work(work, limits, bandwidth, args.seconds))
     return {"threads": args.num_threads, "isa": level, "limits": asdict(limits), "rows": rows}
 
 
-def works(groups: tuple[str, ...], shapes: list[str], formats: list[str]) -> Iterator["Work"]:
+def works(
+    groups: tuple[str, ...], shapes: list[str], formats: list[str], kv: list[str]
+) -> Iterator["Work"]:
     """What the groups measure, made when it is its turn."""
     from moestro.cli.bench.works import attention, layer, matmul
 
@@ -98,8 +101,8 @@ def works(groups: tuple[str, ...], shapes: list[str], formats: list[str]) -> Ite
         "linear": lambda: matmul.linears(shapes, formats),
         "router": matmul.routers,
         "moe": lambda: matmul.experts(shapes, [f for f in formats if f != "fp32"]),
-        "attention": lambda: attention.attention(shapes),
-        "chain": lambda: attention.chain(shapes),
+        "attention": lambda: attention.attention(shapes, kv),
+        "chain": lambda: attention.chain(shapes, kv),
         "layer": lambda: layer.layers([f for f in formats if f != "fp32"]),
     }
     for group in groups:
