@@ -17,10 +17,16 @@ TIMEOUT_S = 20.0
 
 
 class Place:
-    """Where stores of one kind meet. Whatever was opened here is closed by `close`."""
+    """Where stores of one kind meet. Whatever was opened here is closed by `close`.
 
-    def __init__(self, backend: Callable[[], BlockingStore]) -> None:
+    lists: whether it can list its pages. holds_empty: whether a value may have no bytes.
+    """
+
+    def __init__(
+        self, backend: Callable[[], BlockingStore], lists: bool = True, holds_empty: bool = True
+    ) -> None:
         self.backend = backend
+        self.lists, self.holds_empty = lists, holds_empty
         self._opened: list[ThreadedStore] = []
 
     def open(self, digest: bytes = DIGEST, timeout_s: float = TIMEOUT_S) -> ThreadedStore:
@@ -59,3 +65,12 @@ def memory_place() -> Place:
 
 def lmdb_place(folder: Path, sync: str = "batch") -> Place:
     return Place(lambda: open_backend(f"lmdb://{folder}", capacity_bytes=CAPACITY_BYTES, sync=sync))
+
+
+def redis_place(url: str) -> Place:
+    return Place(lambda: open_backend(url, capacity_bytes=CAPACITY_BYTES))
+
+
+def mooncake_place(url: str) -> Place:
+    backend = lambda: open_backend(url, capacity_bytes=CAPACITY_BYTES)  # noqa: E731
+    return Place(backend, lists=False, holds_empty=False)

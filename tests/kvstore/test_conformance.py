@@ -5,17 +5,32 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.kvstore.places import DIGEST, OTHER_DIGEST, Place, lmdb_place, memory_place
+from tests.kvstore.places import (
+    DIGEST,
+    OTHER_DIGEST,
+    Place,
+    lmdb_place,
+    memory_place,
+    mooncake_place,
+    redis_place,
+)
+from tests.kvstore.redis_server import RedisServer
 
 from moestro.core.page_moves import MoveFailure
-from moestro.core.page_store import StoreError
+from moestro.core.page_store import PageStore, StoreError
 from moestro.kvstore.threaded import ThreadedStore
 
 
-@pytest.fixture(params=["memory", "lmdb", "lmdb-always"])
+@pytest.fixture(params=["memory", "lmdb", "lmdb-always", "redis", "mooncake"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "memory":
         found = memory_place()
+    elif request.param == "redis":
+        server: RedisServer = request.getfixturevalue("redis_server")
+        server.flush()
+        found = redis_place(server.url)
+    elif request.param == "mooncake":
+        found = mooncake_place(request.getfixturevalue("mooncake_url"))
     else:
         found = lmdb_place(tmp_path / "store", "always" if "always" in request.param else "batch")
     yield found
@@ -39,7 +54,16 @@ def test_an_empty_store(place: Place) -> None:
     assert store.get_many([key(1), key(2)]).result() == [MoveFailure.MISSING] * 2
     assert store.exists_many([key(1)]).result() == [False]
     assert store.delete([key(1)]).result() == 0
-    assert list(store.scan()) == []
+    assert listed(place, store) in ([], None)
+
+
+def listed(place: Place, store: PageStore) -> list[bytes] | None:
+    """Its keys in order; None where it can't list them, which it then says."""
+    if place.lists:
+        return sorted(store.scan())
+    with pytest.raises(StoreError, match="can't list"):
+        list(store.scan())
+    return None
 
 
 def test_calls_with_nothing_in_them(place: Place) -> None:
@@ -65,7 +89,7 @@ def test_the_same_page_twice(place: Place) -> None:
     store = place.open()
     assert store.put_many([*pages(1, 2), *pages(1)]).result() == 3
     assert store.put_many(pages(2, 3)).result() == 2
-    assert sorted(store.scan()) == [key(1), key(2), key(3)]
+    assert listed(place, store) in ([key(1), key(2), key(3)], None)
     assert store.get_many([key(1), key(1)]).result() == [page(1)] * 2
 
 
@@ -75,7 +99,7 @@ def test_exists_delete_and_scan(place: Place) -> None:
     assert store.exists_many([key(9), key(10), key(0)]).result() == [True, False, True]
     assert store.delete([key(9), key(10), key(0), key(9)]).result() == 2
     assert store.exists_many([key(9), key(0), key(1)]).result() == [False, False, True]
-    assert sorted(store.scan()) == [key(i) for i in range(1, 9)]
+    assert listed(place, store) in ([key(i) for i in range(1, 9)], None)
     assert store.put_many(pages(9)).result() == 1
     assert store.get_many([key(9)]).result() == [page(9)]
 
@@ -88,8 +112,12 @@ def test_namespaces_know_nothing_of_each_other(place: Place) -> None:
     other.put_many([(key(1), b"another page")]).result()
     assert other.delete([key(2)]).result() == 0
     assert store.get_many([key(1), key(2)]).result() == [page(1), page(2)]
-    assert list(other.scan()) == [key(1)]
+    assert listed(place, other) in ([key(1)], None)
     with place.raw() as backend:
+        if not place.lists:
+            with pytest.raises(StoreError, match="can't list"):
+                backend.namespaces()
+            return
         assert sorted(backend.scan(b"")) == sorted(
             [DIGEST + key(1), DIGEST + key(2), OTHER_DIGEST + key(1)]
         )
@@ -123,6 +151,8 @@ def test_a_buffer_is_free_when_its_put_is_done_and_a_page_is_the_readers_own(pla
 def test_a_corrupt_page_is_told_once_counted_and_then_gone(place: Place, where: str) -> None:
     store = place.open()
     store.put_many(pages(1, 2)).result()
+    if where == "nothing left" and not place.holds_empty:
+        where = "length"
 
     def spoil(value: bytearray) -> None:
         if where == "length":

@@ -49,3 +49,24 @@ def test_wrong_settings(changes: dict[str, object], what: str, tmp_path: Path) -
     with pytest.raises(ConfigError, match=what):
         open_store(digest=DIGEST, **settings)  # type: ignore[arg-type]
     assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize("url", ["redis://localhost:1/0", "mooncake://localhost:1"])
+def test_a_missing_extra_is_named(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    extra = url.partition(":")[0]
+    with pytest.raises(ConfigError, match=rf"pip install 'moestro\[{extra}\]'"):
+        open_store(url, digest=DIGEST, capacity_bytes=0)
+
+
+@pytest.mark.parametrize("path", ["/x", "/0/1", "/-1", "/0?ssl=1", "/\u0663"])
+def test_a_redis_database_is_a_number(path: str) -> None:
+    with pytest.raises(ConfigError, match="a number"):
+        open_store(f"redis://localhost:1{path}", digest=DIGEST, capacity_bytes=0)
+
+
+def test_a_password_is_not_shown() -> None:
+    with pytest.raises(ConfigError) as caught:
+        split_url("redis://me:s3cret@host:port/0")
+    assert "s3cret" not in str(caught.value)
+    assert "me:***@host" in str(caught.value)

@@ -5,13 +5,16 @@ futures, threads, checksums or namespaces beyond the first 16 bytes of a key.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import islice
+from typing import Protocol, TypeVar
 
 from moestro.core.page_moves import MoveFailure
 from moestro.core.page_store import Payload, StoreError
 from moestro.kvstore.codec import DIGEST_BYTES, HASH_BYTES
+
+T = TypeVar("T")
 
 KEY_BYTES = DIGEST_BYTES + HASH_BYTES
 """A key: the namespace digest, then the page hash."""
@@ -81,3 +84,10 @@ class BlockingStore(Protocol):
 
     def close(self) -> None:
         """Called once, by the writing thread."""
+
+
+def runs(items: Iterable[T], length: int) -> Iterator[list[T]]:
+    """Consecutive items, so many at a time."""
+    rest = iter(items)
+    while run := list(islice(rest, length)):
+        yield run

@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 FORMAT = b"moestro kv 1"
 TABLES = (b"pages", b"index", b"uses", b"totals", b"meta")
 DATA_FILE, LOCK_FILE = "data.mdb", "writer.lock"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# EIO: LMDB's answer when the system took only a part of a write, as a full disk does first.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.001, 0.02
 # Bytes of the lock file that are locked: by the writer; by every process that has it open.
 _WRITER, _USERS = 0, 1
@@ -304,7 +305,7 @@ def _translated(folder: Path) -> Iterator[None]:
 def _of_system(error: OSError, folder: Path) -> tuple[MoveFailure, str]:
     text = f"{folder}: {error.strerror or error}"
     if error.errno in _FULL:
-        return MoveFailure.FULL, text
+        return MoveFailure.FULL, f"{text}: the disk is full, a quota is used up, or it is failing"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return MoveFailure.UNAVAILABLE, f"{text}: a store must be writable"
     return MoveFailure.UNAVAILABLE, text

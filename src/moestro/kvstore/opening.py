@@ -1,5 +1,7 @@
 """From the text of --kv-store to a store."""
 
+import importlib.util
+import re
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -47,20 +49,41 @@ def open_backend(
                 f"{MIN_CAPACITY_BYTES:,}."
             )
         return LmdbStore(lmdb_folder(parts), capacity_bytes, sync, Deadline(OPEN_S))
-    raise ConfigError(f"stores of the kind {parts.scheme}:// are not available in this build.")
+    if parts.scheme == "redis":
+        _need("redis", extra="redis")
+        from moestro.kvstore.redis_store import RedisStore
+
+        return RedisStore(parts, timeout_s)
+    _need("mooncake", extra="mooncake")
+    from moestro.kvstore.mooncake_store import MooncakeStore
+
+    return MooncakeStore(parts)
+
+
+def _need(module: str, *, extra: str) -> None:
+    """Raise ConfigError unless the client library is installed."""
+    if importlib.util.find_spec(module) is None:
+        raise ConfigError(
+            f"kv_store needs the Python package {module}: pip install 'moestro[{extra}]'."
+        )
 
 
 def split_url(url: str) -> SplitResult:
     """The parts of a store's URL with a known scheme. Raises ConfigError."""
     scheme, mark, rest = url.partition("://")
     if not mark or scheme not in SCHEMES or not rest:
-        raise ConfigError(f"kv_store is {shown(url)}, but must be none, {FORMS}.")
+        raise ConfigError(f"kv_store is {_shown(url)}, but must be none, {FORMS}.")
     try:
         parts = urlsplit(url)
         _ = parts.port  # parsed when asked for
     except ValueError as error:
-        raise ConfigError(f"kv_store is {shown(url)}, no URL: {error}. Use {FORMS}.") from error
+        raise ConfigError(f"kv_store is {_shown(url)}, no URL: {error}. Use {FORMS}.") from error
     return parts
+
+
+def _shown(url: str) -> str:
+    """Without the password."""
+    return shown(re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:***@", url))
 
 
 def lmdb_folder(parts: SplitResult) -> Path:
