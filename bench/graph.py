@@ -1,12 +1,13 @@
 """Decode through Python and through captured graphs, in alternating steps of one model.
 
-    python bench/graph.py [--model tiny-hy3] [--batch-size 1 8] [--steps 100] [--json]
+    python bench/graph.py [--model tiny-hy3] [--batch-size 1 8] [--steps 100] [--profile] [--json]
 
 Two runners share the weights; each step is run by both, in turns. `eager`, `graph`: all of
 ModelRunner.execute, greedy sampling included; `replay`: the native call inside it. Host time
 outside kernels, a layer: eager as the difference to the replayed step, replay as the time of as
 many calls that compute nothing (a router call for no token: look-up, argument check, return).
-Medians, microseconds.
+Medians, microseconds. --profile: also where a replay's time goes, op by op, and how fast the
+weights of each are read (of the experts, those that uniform choices would use).
 """
 
 import argparse
@@ -24,6 +25,8 @@ from moestro.backends import load_backend
 from moestro.backends.base import CapturedStep, GraphPool
 from moestro.backends.cpu import library
 from moestro.backends.cpu.arguments import RouterArgs
+from moestro.backends.cpu.graph import CapturedStep as NativeStep
+from moestro.cli.bench.bound import experts_used
 from moestro.config import EngineConfig
 from moestro.core.sampling_params import SamplingParams
 from moestro.core.step import NewSequence, Schedule, ScheduledSequence
@@ -33,6 +36,7 @@ from moestro.runner.model_runner import ModelRunner
 
 PROMPT = 32
 PAGE_SIZE = 64
+ROUTER_PANEL = 32  # experts whose weights lie together
 GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -82,7 +86,7 @@ class Batch:
         return [sequence.token_ids for sequence in output.sequences]
 
 
-def measure(loaded: LoadedModel, size: int, steps: int) -> dict:
+def measure(loaded: LoadedModel, size: int, steps: int, profiled: bool) -> dict:
     """One batch size."""
     pool = load_backend("cpu").graph_pool()
     assert pool is not None
@@ -125,7 +129,47 @@ def measure(loaded: LoadedModel, size: int, steps: int) -> dict:
         "host_us_a_layer_replay": empty_call_us() * captured.num_calls / layers,
         "host_us_a_step_graph": us["graph"] - us["replay"],
         "graph_bytes": remembered.num_bytes,
+        "ops": profile(captured, steps) if profiled else [],
     }
+
+
+def profile(captured: CapturedStep, replays: int) -> list[dict]:
+    """Each kind of call of a step: how many, the medians of their times added up, bytes read."""
+    assert isinstance(captured, NativeStep)
+    times = [captured.timed_replay() for _ in range(replays)]
+    kinds: dict[str, dict] = {}
+    for index, (op, arguments) in enumerate(captured.calls()):
+        shape, read = weight_of(op, arguments)
+        name = f"{op} {shape}".strip()
+        kind = kinds.setdefault(name, {"op": name, "calls": 0, "us": 0.0, "weight_bytes": 0.0})
+        kind["calls"] += 1
+        kind["us"] += statistics.median(each[index] for each in times) * 1e6
+        kind["weight_bytes"] += read
+    return sorted(kinds.values(), key=lambda kind: -kind["us"])
+
+
+def weight_of(op: str, arguments: Any) -> tuple[str, float]:
+    """The shape of a call's weights and the bytes that it reads of them."""
+    if op == "linear":
+        weight = arguments.weight
+        size = library.native().packed_bytes(ctypes.byref(weight))
+        return f"{weight.num_rows}x{weight.in_features}", size
+    if op == "moe_router":
+        experts, hidden = arguments.num_experts, arguments.hidden
+        panels = -(-experts // ROUTER_PANEL)
+        size = panels * ROUTER_PANEL * hidden * (2 * arguments.terms or 4)
+        return f"{experts}x{hidden}", size
+    if op != "moe_experts":
+        return "", 0.0
+    size = 0.0
+    for weight in (arguments.gate_up, arguments.down):
+        used = experts_used(weight.num_experts, arguments.top_k, arguments.num_tokens)
+        each = library.native().packed_bytes(ctypes.byref(weight)) / weight.num_experts
+        size += used * each
+    for weight in (arguments.shared_gate_up, arguments.shared_down):
+        if weight.data:
+            size += library.native().packed_bytes(ctypes.byref(weight))
+    return f"{arguments.gate_up.num_experts}x{arguments.down.in_features}", size
 
 
 def empty_call_us(calls: int = 1000, repeats: int = 200) -> float:
@@ -152,6 +196,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--num-threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     options = {"model": args.model, "num_threads": args.num_threads, "max_model_len": 4096}
@@ -160,7 +205,7 @@ def main() -> None:
     loaded = load_model(EngineConfig.from_kwargs(**options))
     loaded.model.reserve_positions(4096)
     with torch.inference_mode():
-        rows = [measure(loaded, size, args.steps) for size in args.batch_size]
+        rows = [measure(loaded, size, args.steps, args.profile) for size in args.batch_size]
     if args.json:
         report = {"device": library.identity(), "model": args.model, "rows": rows, "argv": sys.argv}
         json.dump(report, sys.stdout, indent=2)
@@ -175,6 +220,10 @@ def main() -> None:
             f"{row['host_us_a_layer_eager']:.1f}, replay {row['host_us_a_layer_replay']:.3f}; "
             f"arena {row['graph_bytes'] / 1e6:.1f} MB"
         )
+        for kind in row["ops"]:
+            us, read = kind["us"], kind["weight_bytes"]
+            rate = f", {read / 1e6:.1f} MB at {read / us / 1e3:.1f} GB/s" if read else ""
+            print(f"    {kind['op']}: {kind['calls']} calls, {us:.1f} us{rate}")
 
 
 if __name__ == "__main__":

@@ -80,11 +80,30 @@ def test_a_failing_call_is_named() -> None:
     captured = GraphPool().capture(lambda: ops.embedding(ids, table))
     captured.replay()
     ids[1] = 4
-    with pytest.raises(ValueError, match=r"call 0 of the graph, embedding: .*4"):
-        captured.replay()
+    for replay in (captured.replay, captured.timed_replay):
+        with pytest.raises(ValueError, match=r"call 0 of the graph, embedding: .*4"):
+            replay()
     ids[1] = 3
     captured.replay()
     assert torch.equal(captured.result, table[[1, 3]])
+
+
+def test_a_timed_replay_computes_the_same_and_tells_of_every_call(
+    weights: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    x = torch.randn(5, 64)
+    captured = GraphPool().capture(lambda: _mlp(x, *weights))
+    x.copy_(torch.randn(5, 64))
+    seconds = captured.timed_replay()
+    assert torch.equal(captured.result, _mlp(x, *weights))
+    assert len(seconds) == captured.num_calls
+    assert all(s >= 0 for s in seconds)
+    calls = captured.calls()
+    assert [name for name, _ in calls if name in ("linear", "silu_and_mul")] == [
+        *("linear", "silu_and_mul", "linear"),
+    ] * 4
+    widths = {a.weight.in_features for name, a in calls if name == "linear"}
+    assert widths == {64, 128}
 
 
 def test_a_change_of_level_or_threads_makes_it_stale(

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from moestro.backends.cpu import capture
 from moestro.backends.cpu.arena import Arena
+from moestro.backends.cpu.arguments import ARGUMENTS
 from moestro.backends.cpu.library import Library, native
 from moestro.errors import UnsupportedError
 
@@ -64,6 +65,24 @@ class CapturedStep:
         status = self._replay(self._graph)
         if status:
             self._library.fail(status)
+
+    def timed_replay(self) -> list[float]:
+        """Make every call again; the seconds that each took."""
+        seconds = (ctypes.c_double * self.num_calls)()
+        status = self._library.graph_time(self._graph, seconds)
+        if status:
+            self._library.fail(status)
+        return list(seconds)
+
+    def calls(self) -> list[tuple[str, ctypes.Structure]]:
+        """The op and the arguments of every call, as they lie in the list."""
+        names = {self._library.op_code(name.encode()): name for name in ARGUMENTS}
+        told, at = [], ctypes.c_void_p()
+        for index in range(self.num_calls):
+            name = names[self._library.graph_call(self._graph, index, byref(at))]
+            assert at.value is not None
+            told.append((name, ARGUMENTS[name].from_address(at.value)))
+        return told
 
     def close(self) -> None:
         """Give everything back. Idempotent."""

@@ -42,6 +42,8 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "moestro_graph_size": (_N, [_P]),
     "moestro_graph_current": (_I, [_P]),
     "moestro_graph_replay": (_I, [_P]),
+    "moestro_graph_time": (_I, [_P, _P]),
+    "moestro_graph_call": (_I, [_P, _N, _P]),
     "moestro_packed_bytes": (_N, [_P]),
     "moestro_last_error": (c_char_p, []),
     "moestro_has_level": (_I, [c_char_p]),

@@ -1,5 +1,6 @@
 // A captured step: the calls that it made, as op codes and copies of their argument structs. Replay
 // makes them again, in order, in one call from Python.
+#include <chrono>
 #include <cstring>
 #include <new>
 #include <vector>
@@ -23,6 +24,19 @@ struct Graph {
     const Kernels* level = &kernels();
     int threads = num_workers();
 };
+
+// Calls done(index) after each call.
+template <class Done>
+Status replay(const Graph& g, Done&& done) {
+    int64_t index = 0;
+    for (const Command& command : g.commands) {
+        const Op& op = *find_op(command.op);
+        const Status status = op.launch(g.args.data() + command.at);
+        if (status != kOk) return fail_in(status, index, op.name);
+        done(index++);
+    }
+    return kOk;
+}
 
 }  // namespace
 }  // namespace moestro
@@ -61,13 +75,24 @@ MOESTRO_API int32_t moestro_graph_current(const void* graph) {
 
 // Stops at the first call that fails and names it.
 MOESTRO_API int32_t moestro_graph_replay(const void* graph) {
+    return replay(*static_cast<const Graph*>(graph), [](int64_t) {});
+}
+
+// A replay that writes the seconds of each call.
+MOESTRO_API int32_t moestro_graph_time(const void* graph, double* seconds) {
+    using Clock = std::chrono::steady_clock;
+    auto before = Clock::now();
+    return replay(*static_cast<const Graph*>(graph), [&](int64_t index) {
+        const auto now = Clock::now();
+        seconds[index] = std::chrono::duration<double>(now - before).count();
+        before = now;
+    });
+}
+
+// The op code of a call, and where its arguments lie.
+MOESTRO_API int32_t moestro_graph_call(const void* graph, int64_t index, const void** args) {
     const Graph& g = *static_cast<const Graph*>(graph);
-    int64_t index = 0;
-    for (const Command& command : g.commands) {
-        const Op& op = *find_op(command.op);
-        const Status status = op.launch(g.args.data() + command.at);
-        if (status != kOk) return fail_in(status, index, op.name);
-        ++index;
-    }
-    return kOk;
+    const Command& command = g.commands[static_cast<size_t>(index)];
+    *args = g.args.data() + command.at;
+    return command.op;
 }
