@@ -87,7 +87,7 @@ class Device(Protocol):
     def prepare_weights(self, weights: Iterable[torch.Tensor]) -> None:
         """Tell the device of weights that were allocated and not yet filled.
 
-        It may arrange their memory for speed; shapes, addresses and what they hold stay.
+        It may lay them elsewhere for speed: the tensors stay, what they point to need not.
         """
 
     def pack_router(self, router: RouterWeights) -> RouterWeights:

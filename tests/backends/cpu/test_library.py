@@ -119,11 +119,38 @@ def test_find_library_takes_the_first_folder_that_has_one(tmp_path: Path) -> Non
 
 
 @needs_library
-def test_prepared_weights_keep_what_they_hold() -> None:
-    weights = [torch.arange(9 * 2**20, dtype=torch.int32), torch.ones(3), torch.empty(0)]
-    expected = [w.clone() for w in weights]
+def test_prepared_weights_are_the_same_tensors_with_room_for_what_they_held() -> None:
+    weights = [torch.empty(9, 5, dtype=torch.bfloat16), torch.empty(2**21), torch.empty(0)]
+    values = [torch.randn(w.shape).to(w.dtype) for w in weights]
     load_backend("cpu").prepare_weights(weights)
-    assert all(torch.equal(w, e) for w, e in zip(weights, expected, strict=True))
+    for weight, value in zip(weights, values, strict=True):
+        weight.copy_(value)
+    assert all(torch.equal(w, v) for w, v in zip(weights, values, strict=True))
+
+
+@needs_library
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_weights_of_any_size_lie_in_one_mapping_of_large_pages() -> None:
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        pytest.skip("this kernel has no large pages")
+    weights = [torch.empty(1000), torch.empty(2**20), torch.empty(7, dtype=torch.uint8)]
+    load_backend("cpu").prepare_weights(weights)
+    mappings = {_mapping_of(weight.data_ptr()) for weight in weights}
+    assert len(mappings) == 1
+    assert "hg" in mappings.pop()[1]
+
+
+def _mapping_of(address: int) -> tuple[str, tuple[str, ...]]:
+    """Its range, and the flags that /proc/self/smaps tells of it."""
+    found = ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if first == "VmFlags:" and found:
+            return found, tuple(rest)
+        if not first.endswith(":"):
+            begin, end = (int(part, 16) for part in first.split("-"))
+            found = first if begin <= address < end else ""
+    raise AssertionError(f"no mapping holds {address:#x}")
 
 
 @needs_library

@@ -1,6 +1,8 @@
 """The CPU as a device."""
 
+import mmap
 from collections.abc import Iterable
+from contextlib import suppress
 
 import torch
 
@@ -14,9 +16,7 @@ from moestro.quant.format import WeightFormat, WeightTensor
 if library.has_native():
     from moestro.backends.cpu import packing
 
-_OWN_MAPPING_BYTES = 2**25
-"""From this size on an allocation is a mapping of its own and goes back whole. A smaller one may
-lie in the heap, where large pages would outlive it and cost memory."""
+_ALIGNMENT = 4096
 
 
 class CpuDevice:
@@ -64,12 +64,25 @@ class CpuDevice:
                 native.fail(status)
 
     def prepare_weights(self, weights: Iterable[torch.Tensor]) -> None:
-        """Ask for large memory pages: decode reads every weight in turn and would miss the TLB."""
-        if not library.has_native():
+        """Lay all of them into one mapping of large memory pages.
+
+        Decode reads every weight in turn: with small pages it waits for the TLB. One mapping,
+        because most weights are no whole number of large pages, and because it goes back whole,
+        which a heap does not.
+        """
+        held = [(w, w.shape, w.dtype, w.nbytes) for w in weights if w.nbytes]
+        if not held or not library.has_native():
             return
-        for weight in weights:
-            if weight.nbytes > _OWN_MAPPING_BYTES:
-                library.native().use_large_pages(weight.data_ptr(), weight.nbytes)
+        for weight, *_ in held:
+            weight.untyped_storage().resize_(0)  # so that no weight is there twice
+        offsets = [0]
+        for *_, num_bytes in held:
+            offsets.append(offsets[-1] + -(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
+        mapping = _large_pages(offsets.pop())
+        for (weight, shape, dtype, num_bytes), offset in zip(held, offsets, strict=True):
+            data = torch.frombuffer(mapping, dtype=torch.uint8, count=num_bytes, offset=offset)
+            view = data.view(dtype).view(shape)
+            weight.set_(view.untyped_storage(), view.storage_offset(), view.shape, view.stride())
 
     def pack_router(self, router: RouterWeights) -> RouterWeights:
         if not library.has_native():
@@ -84,3 +97,15 @@ class CpuDevice:
         from moestro.backends.cpu import graph
 
         return graph.GraphPool()
+
+
+def _large_pages(num_bytes: int) -> mmap.mmap:
+    """Zeros, backed by 2 MiB pages where the system has them. Raises MemoryError."""
+    try:
+        mapping = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no memory for {num_bytes} bytes of weights: {error}") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    return mapping

@@ -53,7 +53,6 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "moestro_oversubscribe": (None, [_I]),
     "moestro_num_threads": (_I, []),
     "moestro_release_scratch": (None, []),
-    "moestro_use_large_pages": (None, [_P, _N]),
     "moestro_read_rates": (_I, [_N, _I, _P]),
     "moestro_peak_rates": (_I, [_I, c_double, _I, _P]),
     "moestro_time_regions": (c_double, [_N, _N, _N]),

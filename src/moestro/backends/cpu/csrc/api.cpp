@@ -9,10 +9,6 @@
 #include <cstdio>
 #include <cstring>
 
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
-
 #include "cpuid.h"
 #include "packed.h"
 #include "thread_pool.h"
@@ -147,19 +143,5 @@ MOESTRO_API int32_t moestro_set_num_threads(int32_t count) {
 MOESTRO_API void moestro_oversubscribe(int32_t count) { set_num_workers(count, true); }
 
 MOESTRO_API int32_t moestro_num_threads() { return num_workers(); }
-
-// Asks the system to back whole 2 MiB pages inside [data, data + bytes) by pages of that size: to
-// be called before they are first touched. A wish, not a need; the contents stay.
-MOESTRO_API void moestro_use_large_pages(void* data, int64_t bytes) {
-#if defined(__linux__)
-    constexpr uintptr_t kLarge = uintptr_t{2} << 20;
-    const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + kLarge - 1) / kLarge * kLarge;
-    const uintptr_t end =
-        (reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(bytes)) / kLarge * kLarge;
-    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-    (void)data, (void)bytes;
-#endif
-}
 
 MOESTRO_API void moestro_release_scratch() { release_scratch(); }
