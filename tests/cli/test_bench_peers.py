@@ -10,11 +10,12 @@ from tests.cli.terminal import main
 
 from moestro.cli.bench import bound, report
 from moestro.cli.bench.pairing import Round, measure_rounds, rotated, summary
-from moestro.cli.bench.peers import MEASURES, PEERS, json_object, names
+from moestro.cli.bench.peers import ENGINES, MEASURES, PEERS, json_object, names
 from moestro.cli.bench.statistics import median_interval
 from moestro.cli.bench.workers import Worker, read_record, versions
 from moestro.core.model_config import load_model_spec
 from moestro.core.model_spec import ModelSpec
+from moestro.core.weight_format import WeightFormat
 from moestro.errors import ConfigError, MoestroError
 
 WORKER = """
@@ -80,7 +81,11 @@ def test_rounds_end_where_nothing_is_steady() -> None:
 def test_bytes_of_rows() -> None:
     assert bound.row_bytes("bfloat16", 64) == 128
     assert bound.row_bytes("w8a8", 64) == 68
-    assert bound.row_bytes("w4a8", 64) == 32 + 8
+    assert bound.row_bytes("w4a8", 64) == 36
+    for name, fields in ENGINES.items():
+        if fields:
+            made = WeightFormat(fields["quantization"], fields.get("quantization_group_size", 0))
+            assert bound.row_bytes(bound.OURS[name].layers, 64) == made.row_bytes(64)
     assert bound.row_bytes("q8_0", 64) == 68
     assert bound.row_bytes("q4_0", 64) == 36
     with pytest.raises(KeyError):

@@ -18,14 +18,14 @@ ROUTER = "float32"
 def row_bytes(storage: str, width: int) -> float:
     """Bytes of one weight row of `width` elements, scales included.
 
-    storage: float32, bfloat16, w8a8 (one fp32 scale a row), w4a8 (one fp32 scale a group of 32),
+    storage: float32, bfloat16, w8a8 (one fp32 scale a row), w4a8 (one bf16 scale a group of 32),
     q8_0 and q4_0 (one fp16 scale a group of 32). Raises KeyError for another.
     """
     return {
         "float32": 4.0 * width,
         "bfloat16": 2.0 * width,
         "w8a8": width + 4.0,
-        "w4a8": width / 2 + 4.0 * width / GROUP,
+        "w4a8": width / 2 + 2.0 * width / GROUP,
         "q8_0": width * 34 / GROUP,
         "q4_0": width * 18 / GROUP,
     }[storage]
