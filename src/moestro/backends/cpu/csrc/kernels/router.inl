@@ -76,7 +76,9 @@ inline void panel_tile(const typename Weights::X* x, int64_t x_stride, const cha
                 for (int v = 0; v < V; ++v) acc[t][r][v] = zero();
         const char* p = panel + lane * (Weights::kStepBytes / T / kPanel);
         for (int64_t s = 0; s < steps; ++s, p += Weights::kStepBytes) {
-            __builtin_prefetch(p + 2048);
+#pragma GCC unroll 4
+            for (int64_t line = 0; line < Weights::kStepBytes; line += 64)
+                __builtin_prefetch(p + 2048 + line);
             typename Weights::XPair pair[ROWS];
 #pragma GCC unroll 8
             for (int r = 0; r < ROWS; ++r)
