@@ -33,6 +33,7 @@ HARMLESS_OPTIONS: dict[str, Any] = {
     "max_num_seqs": 3,
     "num_threads": 1,
     "kv_cache_memory_bytes": 10**8,
+    "kv_store": "lmdb:///nowhere",
     "seed": 5,
 }
 

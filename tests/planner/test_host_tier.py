@@ -6,7 +6,7 @@ import pytest
 from tests.planner.test_placement import QWEN, TINY, fit, machine, plan
 
 from moestro.errors import CapacityError, ConfigError
-from moestro.planner.host_tier import without_password
+from moestro.planner.host_tier import STAGING_BYTES, without_password
 from moestro.planner.report import plan_lines
 
 PAGE = 98_304 * 64
@@ -17,8 +17,6 @@ def test_no_tier_unless_asked_for() -> None:
     made = plan()
     assert (made.num_host_slots, made.host_kv_bytes, made.kv_store) == (0, 0, "none")
     assert not made.host_is_lossy
-    assert without_password("lmdb:///a@b") == "lmdb:///a@b"
-    assert without_password("redis://:p@ss@box/1") == "redis://***@box/1"
     assert "tiers" not in "\n".join(plan_lines(made))
 
 
@@ -59,12 +57,27 @@ def test_a_narrower_type_is_said_to_be_lossy() -> None:
     assert same.notes == ()
 
 
+def test_a_store_alone_has_its_pages_pass_through() -> None:
+    made = plan(kv_store="redis://user:secret@box:6379/1")
+    assert made.num_host_slots == STAGING_BYTES // PAGE
+    assert not made.keeps_host
+    assert "host_kv_bytes keeps them" in made.notes[0]
+    assert made.kv_store == "redis://***@box:6379/1"
+    assert "secret" not in str(made.to_dict())
+    assert "42 host pages in passing, store redis://***@box" in "\n".join(plan_lines(made))
+    both = plan(kv_store="lmdb:///kv", host_kv_bytes="1GiB")
+    assert both.keeps_host
+    assert without_password("lmdb:///a@b") == "lmdb:///a@b"
+    assert without_password("none") == "none"
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"host_kv_bytes": 1000}, "not even one page of 64 tokens, which takes 6291456 bytes"),
         ({"host_kv_dtype": "int8"}, "needs a host tier"),
         ({"host_kv_bytes": "1GiB", "enable_prefix_caching": False}, "enable_prefix_caching"),
+        ({"kv_store": "lmdb:///kv", "enable_prefix_caching": False}, "kv_store keeps pages"),
         (
             {"host_kv_bytes": "1GiB", "kv_cache_dtype": "int8", "host_kv_dtype": "bfloat16"},
             "not narrower than the device's int8",
@@ -72,6 +85,10 @@ def test_a_narrower_type_is_said_to_be_lossy() -> None:
         (
             {"host_kv_bytes": "1GiB", "kv_cache_dtype": "int8", "host_kv_dtype": "fp8"},
             "not narrower",
+        ),
+        (
+            {"host_kv_bytes": "1GiB", "host_kv_dtype": "int8", "kv_store": "redis://:pw@h"},
+            r"lossy pages never go to a store, but kv_store is 'redis://\*\*\*@h'",
         ),
     ],
 )

@@ -23,7 +23,7 @@ from moestro.core.sampling_params import SamplingParams
 from moestro.engine.built_engine import BuiltEngine
 from moestro.engine.engine import Engine
 from moestro.engine.input_processor import InputLimits, InputProcessor
-from moestro.engine.kv_tiers import make_tiers, tier_config
+from moestro.engine.kv_tiers import make_tiers, tier_config, weights_digest
 from moestro.engine.planned_model import planned_model
 from moestro.engine.tokenizer import Tokenizer
 from moestro.errors import CapacityError
@@ -215,6 +215,7 @@ def _load_runner(
     config: EngineConfig,
     progress: Progress | None,
 ) -> tuple[ModelRunner, KVTiers | None]:
+    weights = weights_digest(config, plan, model_dir)
     with _refused_memory(plan):
         model = planned_model(device, plan, spec, model_dir, config, progress)
         kv_pool = KVPool(
@@ -224,7 +225,7 @@ def _load_runner(
             KV_DTYPES[plan.kv_cache_dtype],
             hadamard=plan.kv_hadamard,
         )
-        tiers = make_tiers(config, plan, kv_pool)
+        tiers = make_tiers(config, plan, spec, device, kv_pool, weights)
         runner = ModelRunner(
             model,
             kv_pool,

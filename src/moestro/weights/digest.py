@@ -28,7 +28,7 @@ _READ_BYTES = 1 << 22
 _HEX_CHARS = 32
 
 
-class WeightsChangedError(Exception):
+class WeightsChangedError(ValueError):
     """A file is no longer what it was when the digest was asked for."""
 
 
