@@ -22,19 +22,28 @@ class PlayedLRU:
         self.pages: OrderedDict[tuple, None] = OrderedDict()
         self.hits_tokens = 0
 
-    def serve(self, scope: int, request: TracedRequest) -> None:
-        names = [
+    def begin(self, scope: int, request: TracedRequest) -> None:
+        for name in self.names(scope, request)[: (request.input_len - 1) // self.page_size]:
+            if name not in self.pages:
+                break
+            self.hits_tokens += self.page_size
+        self.use(scope, request, request.input_len)
+
+    def end(self, scope: int, request: TracedRequest) -> None:
+        self.use(scope, request, request.input_len + request.output_len - 1)
+
+    def names(self, scope: int, request: TracedRequest) -> list[tuple]:
+        return [
             (scope, block, page)
             for first, last in request.blocks
             for block in range(first, last + 1)
             for page in range(self.pages_per_block)
         ]
-        for name in names[: (request.input_len - 1) // self.page_size]:
-            if name not in self.pages:
-                break
-            self.hits_tokens += self.page_size
-        length = (request.input_len + request.output_len - 1) // self.page_size
-        names += [(scope, "own", request.number, page) for page in range(length - len(names))]
+
+    def use(self, scope: int, request: TracedRequest, num_tokens: int) -> None:
+        names = self.names(scope, request)
+        num_own = num_tokens // self.page_size - len(names)
+        names += [(scope, "own", request.number, page) for page in range(num_own)]
         for name in reversed(names):
             self.pages[name] = None
             self.pages.move_to_end(name)
@@ -65,17 +74,18 @@ def chained_requests(draw: st.DrawFn) -> list[tuple[int, TracedRequest]]:
     return requests
 
 
-@given(chained_requests(), st.sampled_from((2, 4)))
+@given(chained_requests(), st.sampled_from((2, 4)), st.integers(1, 5))
 def test_equals_an_lru_played_page_by_page(
-    requests: list[tuple[int, TracedRequest]], page_size: int
+    requests: list[tuple[int, TracedRequest]], page_size: int, num_at_once: int
 ) -> None:
     capacities = (1, 2, 3, 5, 8, 13, 10_000)
     offline = OfflineLRU(capacities, page_size, 4)
     played = [PlayedLRU(capacity, page_size, 4) for capacity in capacities]
-    for scope, request in requests:
-        offline.serve(scope, request)
-        for lru in played:
-            lru.serve(scope, request)
+    for at, (scope, request) in enumerate(requests):
+        for lru in (offline, *played):
+            lru.begin(scope, request)
+            if at + 1 >= num_at_once:
+                lru.end(*requests[at + 1 - num_at_once])
     assert offline.hits_tokens == [lru.hits_tokens for lru in played]
     assert offline.ideal_hits_tokens == offline.hits_tokens[-1]
     assert offline.queries_tokens == sum(r.input_len for _, r in requests)
@@ -87,9 +97,9 @@ def test_equals_it_on_real_requests() -> None:
     offline = OfflineLRU(capacities, 64, 512)
     played = [PlayedLRU(capacity, 64, 512) for capacity in capacities]
     for session in workload.sessions:
-        offline.serve(session.scope, session.requests[0])
-        for lru in played:
-            lru.serve(session.scope, session.requests[0])
+        for lru in (offline, *played):
+            lru.begin(session.scope, session.requests[0])
+            lru.end(session.scope, session.requests[0])
     assert offline.hits_tokens == [lru.hits_tokens for lru in played]
     assert offline.hits_tokens[0] > 0
 
@@ -100,7 +110,8 @@ def test_chat_trace_as_published() -> None:
     millions = (1, 4, 8, 16, 64)
     offline = OfflineLRU([n * 1_000_000 // 64 for n in millions], 64, 512)
     for session in workload.sessions:
-        offline.serve(session.scope, session.requests[0])
+        offline.begin(session.scope, session.requests[0])
+        offline.end(session.scope, session.requests[0])
     rates = [hits / offline.queries_tokens for hits in offline.hits_tokens]
     assert rates == pytest.approx([0.053, 0.174, 0.261, 0.330, 0.365], abs=0.01)
 

@@ -12,12 +12,13 @@ from moestro.simulator.workload import BlockRange, TracedRequest
 
 
 class OfflineLRU:
-    """Counts hits of requests as they are served.
+    """Counts hits of requests as they begin and end.
 
-    A request is looked up, then uses all full pages of its prompt and output, the first page last:
-    what a prefix begins with outlives what follows. Block ids must be prefix-chained: equal ids
-    mean equal prefixes. Costs O(pieces x log requests) a request, a piece being consecutive blocks
-    that were used last by the same request.
+    A request is looked up and uses the full pages of its prompt when it begins, and those of
+    prompt and output again when it ends (decoding reads them all), the first page last: what a
+    prefix begins with outlives what follows. Block ids must be prefix-chained: equal ids mean
+    equal prefixes. Costs O(pieces x log requests) a request, a piece being consecutive blocks that
+    were used last at the same time.
     """
 
     def __init__(self, capacities: Sequence[int], page_size: int, block_size: int) -> None:
@@ -32,32 +33,33 @@ class OfflineLRU:
         self._page_size = page_size
         self._pages_per_block = block_size // page_size
         self._last_use: dict[int, _LastUse] = {}
+        self._own: dict[int, tuple[int, int]] = {}  # by request: use and number of pages no block
         self._lengths: list[int] = []  # by use: pages of the request
         self._newest = _Counts()  # by use: those of them that nobody has used since
 
-    def serve(self, scope: int, request: TracedRequest) -> int:
-        """Look one request up and let it use its pages; tokens that the ideal cache finds."""
+    def begin(self, scope: int, request: TracedRequest) -> int:
+        """Look one request up and let it use its prompt; tokens that the ideal cache finds."""
         last_use = self._last_use.setdefault(scope, _LastUse())
         per_block, limit = self._pages_per_block, (request.input_len - 1) // self._page_size
         found = 0
-        used_again: list[tuple[int, int]] = []
         hits = [0] * len(self.capacities)
-        is_prefix = True
         for num_blocks, use in last_use.pieces(request.blocks):
             if use is None:
-                is_prefix = False
-                continue
-            used_again.append((use, num_blocks * per_block))
-            if is_prefix:
-                count = min(num_blocks * per_block, limit - found)
-                self._add_hits(hits, use, found, count)
-                found += count
+                break
+            count = min(num_blocks * per_block, limit - found)
+            self._add_hits(hits, use, found, count)
+            found += count
         self.queries_tokens += request.input_len
         self.ideal_hits_tokens += found * self._page_size
         for at, pages in enumerate(hits):
             self.hits_tokens[at] += pages * self._page_size
-        self._use(last_use, request, used_again)
+        self._use(scope, request, request.input_len)
         return found * self._page_size
+
+    def end(self, scope: int, request: TracedRequest) -> None:
+        """Let a request that began use its prompt and output; the last token has no KV."""
+        self._use(scope, request, request.input_len + request.output_len - 1)
+        del self._own[request.number]
 
     def _add_hits(self, hits: list[int], use: int, depth: int, count: int) -> None:
         """Pages [depth, depth + count) of the prompt were last used by `use`."""
@@ -66,15 +68,19 @@ class OfflineLRU:
         for at, capacity in enumerate(self.capacities):
             hits[at] += min(count, max(0, capacity - older))
 
-    def _use(
-        self, last_use: "_LastUse", request: TracedRequest, used_again: list[tuple[int, int]]
-    ) -> None:
-        for use, num_pages in used_again:
-            self._newest.add(use, -num_pages)
-        length = (request.input_len + request.output_len - 1) // self._page_size
+    def _use(self, scope: int, request: TracedRequest, num_tokens: int) -> None:
+        last_use, now = self._last_use[scope], len(self._lengths)
+        for num_blocks, use in last_use.pieces(request.blocks):
+            if use is not None:
+                self._newest.add(use, -num_blocks * self._pages_per_block)
+        before, num_own = self._own.get(request.number, (0, 0))
+        if num_own:
+            self._newest.add(before, -num_own)
+        length = num_tokens // self._page_size
+        self._own[request.number] = now, length - request.num_blocks * self._pages_per_block
         self._newest.append(length)
-        last_use.set(request.blocks, len(self._lengths))
         self._lengths.append(length)
+        last_use.set(request.blocks, now)
 
 
 class _LastUse:

@@ -3,12 +3,12 @@
 import argparse
 from types import ModuleType
 
-from moestro.cli.bench import kernels, ladder, machine, peers, throughput
+from moestro.cli.bench import kernels, kv, ladder, machine, peers, throughput
 
 HELP = "measure speed and memory"
 DESCRIPTION = "Benchmarks. Each says what it measured on which machine, with which plan."
 
-BENCHMARKS: tuple[ModuleType, ...] = (throughput, machine, kernels, peers, ladder)
+BENCHMARKS: tuple[ModuleType, ...] = (throughput, machine, kernels, peers, ladder, kv)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

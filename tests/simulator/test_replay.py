@@ -1,0 +1,103 @@
+"""Replay: traces whose hit rates are known, an LRU where nothing overlaps, equal runs."""
+
+from pathlib import Path
+
+import pytest
+
+from moestro.errors import ConfigError
+from moestro.simulator.offline_lru import OfflineLRU
+from moestro.simulator.replay import Capacity, Clients, Replay, ReplayResult
+from moestro.simulator.sim_mover import MoveCosts
+from moestro.simulator.sim_runner import StepCosts
+from moestro.simulator.workload import Session, TracedRequest, Workload, load_workload
+
+TRACES = Path(__file__).parents[2] / "bench" / "traces"
+INSTANT = StepCosts(prefill_tokens_per_s=1e9, decode_step_s=1e-6)
+
+
+def growing(num_sessions: int, num_turns: int, gap_s: float = 1.0) -> Workload:
+    """Each turn adds 4 blocks of 64 to the session's prompt and is answered with 10 tokens."""
+    sessions = []
+    for at in range(num_sessions):
+        requests = tuple(
+            TracedRequest(
+                at * num_turns + turn, ((1, 4 * turn + 4),), 256 * turn + 256 + 5, 10, gap_s
+            )
+            for turn in range(num_turns)
+        )
+        sessions.append(Session(f"s{at}", at, requests))
+    return Workload("growing", 64, True, tuple(sessions))
+
+
+def replayed(
+    workload: Workload, capacity: Capacity, costs: StepCosts = INSTANT, **clients: object
+) -> ReplayResult:
+    made = Clients(**clients)  # type: ignore[arg-type]
+    return Replay(workload, capacity, made, costs, MoveCosts()).run()
+
+
+def test_all_of_the_turn_before_is_found() -> None:
+    result = replayed(growing(3, 4), Capacity(device_pages=10_000), num_lanes=2)
+    assert result.num_requests == 12
+    assert result.device_tokens == 3 * (256 + 512 + 768)
+    assert result.queries_tokens == 3 * sum(256 * n + 5 for n in (1, 2, 3, 4))
+    assert result.num_prefill_tokens == result.queries_tokens - result.device_tokens
+
+
+def test_lanes_take_turns_and_evict_each_other() -> None:
+    """Two sessions of up to 17 pages in 20: each finds nothing that the other came between."""
+    workload = growing(2, 4)
+    assert replayed(workload, Capacity(device_pages=20), num_lanes=1).device_tokens == 2 * 1536
+    both = replayed(workload, Capacity(device_pages=20), num_lanes=2)
+    assert 0 < both.device_tokens < 2 * 1536
+    assert both.num_refused == 0
+
+
+def test_prompts_beyond_the_device_are_refused_and_the_rest_goes_on() -> None:
+    result = replayed(growing(2, 4), Capacity(device_pages=10), num_lanes=2)
+    assert (result.num_requests, result.num_refused) == (4, 4)
+
+
+def test_gaps_are_capped() -> None:
+    workload = growing(1, 4, gap_s=1000.0)
+    result = replayed(workload, Capacity(device_pages=100), gap_cap_s=60.0)
+    assert result.virtual_s == pytest.approx(240.0, abs=0.1)
+
+
+def test_time_is_what_prefill_and_decode_take() -> None:
+    costs = StepCosts(prefill_tokens_per_s=1000.0, decode_step_s=0.1)
+    result = replayed(growing(1, 1, gap_s=0.0), Capacity(device_pages=100), costs)
+    assert result.virtual_s == pytest.approx(0.261 + 9 * 0.1)
+    assert result.ttft_s == [pytest.approx(0.261)]
+
+
+def test_equals_a_plain_lru_when_requests_take_no_time() -> None:
+    whole = load_workload(TRACES / "weka" / "claude_code_traces.rle.jsonl.gz")
+    begun = tuple(Session(s.name, s.scope, s.requests[:12]) for s in whole.sessions[:24])
+    workload = Workload("begun", 64, True, begun)
+    capacity = Capacity(device_pages=6000)
+    result = replayed(workload, capacity, num_lanes=12)
+    offline = OfflineLRU([capacity.device_pages], 64, workload.block_size)
+    for scope, request, ends in result.served:
+        (offline.end if ends else offline.begin)(scope, request)
+    assert offline.queries_tokens == result.queries_tokens
+    rate = result.device_tokens / result.queries_tokens
+    ideal = offline.ideal_hits_tokens / result.queries_tokens
+    assert rate == pytest.approx(offline.hits_tokens[0] / result.queries_tokens, abs=0.005)
+    assert 0.1 < rate < ideal - 0.1
+
+
+def test_two_runs_are_equal() -> None:
+    workload = load_workload(TRACES / "weka" / "claude_code_traces.rle.jsonl.gz").limited(150, None)
+    first, second = (
+        replayed(workload, Capacity(device_pages=4000), StepCosts(), num_lanes=8) for _ in range(2)
+    )
+    assert first == second
+    assert first.num_requests == 150
+
+
+def test_clients_that_can_not_be() -> None:
+    with pytest.raises(ConfigError, match="lanes must be at least 1, got 0"):
+        Clients(num_lanes=0)
+    with pytest.raises(ConfigError, match="gap cap must be 0 s or more, got nan"):
+        Clients(gap_cap_s=float("nan"))
