@@ -9,6 +9,8 @@ the first step that would read it.
 
 from dataclasses import dataclass, field
 
+from tests.fakes.fake_mover import FakeMover
+
 from moestro.core.step import (
     NewSequence,
     Schedule,
@@ -87,7 +89,11 @@ class ScriptedRunner:
         script: Script | None = None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
+        mover: FakeMover | None = None,
     ) -> None:
+        self._mover = mover
+        if mover is not None:
+            mover.read_page = lambda page: tuple(self._slots[page])
         self.script = script or Script()
         self.num_computed_tokens = 0
         self.schedules: list[Schedule] = []
@@ -112,6 +118,10 @@ class ScriptedRunner:
             assert new.seq_id not in self._states, f"sequence {new.seq_id} is new twice"
             tokens = list(new.token_ids)
             self._states[new.seq_id] = _State(new, tokens, prefix_hashes(tokens))
+        for load in schedule.loads:
+            assert self._mover is not None, "loads without a host tier"
+            for slot, page in zip(load.slots, load.pages, strict=True):
+                self._slots[page] = list(self._mover.host[slot])  # type: ignore[arg-type]
         scheduled = {run.seq_id for run in schedule.sequences}
         assert {new.seq_id for new in schedule.new_sequences} <= scheduled, "new but not scheduled"
         for run in schedule.sequences:

@@ -130,7 +130,7 @@ def test_what_is_in_use_or_moving_is_not_forgotten() -> None:
     run.pages, run.num_users = [], 1
     index.prune(run)
     run.num_users = 0
-    run.moves.append(object())
+    run.claims.append(object())
     index.prune(run)
     assert list(index.runs()) == [run]
 

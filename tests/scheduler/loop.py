@@ -1,8 +1,10 @@
 """The engine loop in miniature, and what a request must give whatever the scheduler does."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tests.fakes.fake_mover import FakeMover
 from tests.fakes.scripted_matcher import compile_script
 from tests.fakes.scripted_runner import Script, ScriptedRunner, mix, prefix_hashes
 
@@ -11,6 +13,7 @@ from moestro.core.request import FinishReason, Request
 from moestro.core.sampling_params import SamplingParams
 from moestro.core.step import NewSequence, Schedule, TokenLogprobs
 from moestro.kvcache import KVCacheManager
+from moestro.kvcache.tier_policy import TierConfig
 from moestro.scheduler import Scheduler, SchedulerLimits, SequenceUpdate
 
 
@@ -73,11 +76,16 @@ class Loop:
         policy: str = "fcfs",
         enable_prefix_caching: bool = True,
         script: Script | None = None,
+        mover: FakeMover | None = None,
+        tiers: TierConfig | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.max_len = min(max_model_len, num_pages * page_size + 1)
-        self.kv = KVCacheManager(num_pages, page_size, enable_prefix_caching)
+        self.kv = KVCacheManager(
+            num_pages, page_size, enable_prefix_caching, mover=mover, tiers=tiers, clock=clock
+        )
         self.runner = ScriptedRunner(
-            num_pages, page_size, script, max_num_seqs, max_num_batched_tokens
+            num_pages, page_size, script, max_num_seqs, max_num_batched_tokens, mover
         )
         self.scheduler = Scheduler(
             SchedulerLimits(max_num_seqs, max_num_batched_tokens, max_model_len),
@@ -110,10 +118,12 @@ class Loop:
         return schedule
 
     def run(self, max_steps: int = 10_000) -> int:
-        """Step until no work is left; how many steps that took."""
+        """Step until no work is left; how many steps that took, waits for moves among them."""
         for num_steps in range(max_steps):
             if self.step() is None:
-                return num_steps
+                if not self.scheduler.has_work():
+                    return num_steps
+                self.scheduler.wait(0.0)
         raise AssertionError(f"not finished after {max_steps} steps")
 
     def check(self) -> None:

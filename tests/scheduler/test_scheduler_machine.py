@@ -168,10 +168,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.in_flight is not None:
             self.finish_step()
         self.loop.run(self.max_steps_left())
+        self.settle()
         assert self.loop.scheduler.stats().num_pages_used == 0
         for request in self.requests.values():
             for index in range(request.params.n):
                 self.check_result(request, index)
+
+    def settle(self) -> None:
+        """Let what goes on without requests come to its end."""
 
     def max_steps_left(self) -> int:
         """Steps in which everything must be done.

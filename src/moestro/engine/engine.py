@@ -29,6 +29,11 @@ from moestro.scheduler import Scheduler, SequenceUpdate
 
 logger = logging.getLogger(__name__)
 
+_WAIT_S = 0.005
+"""A step with nothing to compute sleeps so long at most, so that commands are heard."""
+_FLUSH_S = 5.0
+"""Pages on their way down have so long when the engine closes; the mover has its own limit."""
+
 
 class TextVocabulary(TokenVocabulary, Protocol):
     """What the engine needs of a tokenizer."""
@@ -157,25 +162,39 @@ class Engine:
         deltas, self._pending = self._pending, []
         schedule = self._scheduler.schedule()
         expert_tokens = None
-        if schedule is not None:
+        if schedule is None:
+            if self._scheduler.has_work() and not deltas:
+                self._scheduler.wait(_WAIT_S)
+        else:
             started = self._note_starts(schedule)
+            began_s = self._clock()
             output = self._runner.execute(schedule)
             for state in started:
                 state.load_host_s += output.load_s
             expert_tokens = output.expert_tokens
             updates = self._scheduler.update(schedule, output)
             now_s = self._clock()
-            if not (schedule.sequences or schedule.released or updates):
+            self._scheduler.note_step(schedule, now_s - began_s)
+            if not (schedule.sequences or schedule.released or schedule.loads or updates):
                 raise RuntimeError(f"step {schedule.step_id} has requests but schedules nothing")
             deltas += (d for u in updates if (d := self._digest(u, now_s)) is not None)
             self._tell_events()
         times, self._times = self._times, []
         return StepReport(tuple(deltas), self.stats(), tuple(times), expert_tokens)
 
+    def tend(self) -> bool:
+        """Let KV pages go on sinking while there is no work; whether some still do."""
+        is_moving = self._scheduler.tend()
+        self._tell_events()
+        return is_moving
+
     def close(self) -> None:
         """Drop all requests and release the runner's memory."""
         self.abort_all()
         self.discard_pending()
+        stop_s = self._clock() + _FLUSH_S
+        while self._scheduler.tend() and self._clock() < stop_s:
+            self._scheduler.wait(_WAIT_S)
         self._runner.close()
 
     def _tell_events(self) -> None:

@@ -16,6 +16,9 @@ from moestro.errors import MoestroError
 
 logger = logging.getLogger(__name__)
 
+_TEND_S = 0.02
+"""While pages sink and nobody asks for anything, the engine looks after them so often."""
+
 
 def run_engine_loop(engine: Engine, channel: Channel) -> None:
     """Serve `channel` until Shutdown or until its other end closes, then close both.
@@ -38,7 +41,7 @@ def _serve(engine: Engine, channel: Channel) -> None:
     accepting = True
     while accepting or engine.has_work():
         idle = accepting and not engine.has_work()
-        command = channel.receive(None if idle else 0.0)
+        command = channel.receive(_idle_s(engine) if idle else 0.0)
         while command is not None:
             if isinstance(command, KVCommand):
                 channel.send(_answer(engine, command))
@@ -47,6 +50,11 @@ def _serve(engine: Engine, channel: Channel) -> None:
             command = channel.receive(0.0)
         if engine.has_work():
             channel.send(engine.step())
+
+
+def _idle_s(engine: Engine) -> float | None:
+    """How long to listen when there is no work; None: until something is said."""
+    return _TEND_S if engine.tend() else None
 
 
 def _obey(engine: Engine, command: object, accepting: bool) -> bool:

@@ -1,12 +1,13 @@
-"""DeviceTier: who holds the device pages of the runs, and what is evicted for new ones."""
+"""DeviceTier: who holds the device pages of the runs."""
 
-from moestro.kvcache.allocator import PageAllocator
+from moestro.kvcache.event_log import EventLog
 from moestro.kvcache.identity import TOKEN_BYTES
 from moestro.kvcache.prefix_index import PrefixIndex
 from moestro.kvcache.run import Run
+from moestro.kvcache.tier import Tier
 
 
-class DeviceTier:
+class DeviceTier(Tier):
     """A sequence's pages are its own until published, then a run's; it holds the runs it shares.
 
     A sequence is known here by its tail: the run at whose end its published prefix ends. All runs
@@ -14,60 +15,37 @@ class DeviceTier:
     others it has copies, computed at the same time as somebody else who published first.
     """
 
-    def __init__(self, num_pages: int, page_size: int, index: PrefixIndex) -> None:
-        self.allocator = PageAllocator(num_pages)
-        self._index = index
-        self._order = index.device
+    def __init__(self, num_pages: int, page_size: int, index: PrefixIndex, log: EventLog) -> None:
+        super().__init__(num_pages, index, "device", log)
         self._page_bytes = page_size * TOKEN_BYTES
-        self.num_evicted_pages = 0
 
-    @property
-    def num_available(self) -> int:
-        """Pages that can be taken now: free ones, and those of runs that nobody holds."""
-        return self.allocator.num_free + self._order.num_pages
+    def hold(self, path: list[tuple[Run, int]], root: Run) -> tuple[Run, list[Run]]:
+        """A sequence shares this path of runs; its tail, and the runs that have no pages yet.
 
-    def take(self, num_pages: int) -> list[int]:
-        """Free pages, after evicting what is needed. The caller checks num_available first."""
-        while self.allocator.num_free < num_pages:
-            run = self._order.first()
-            assert run is not None, "more pages taken than are available"
-            self.evict(run, num_pages - self.allocator.num_free)
-        return self.allocator.allocate(num_pages)
-
-    def evict(self, run: Run, num_pages: int) -> None:
-        """Free the last `num_pages` of an idle run, or all of it if it has no more."""
-        index = self._index
-        if num_pages < run.num_pages:
-            if not (run.children or run.num_users or run.slots or run.moves):
-                self.num_evicted_pages += num_pages
-                self.allocator.free(run.pages[-num_pages:])
-                index.truncate(run, num_pages)
-                return
-            index.split(run, run.num_pages - num_pages, self._order)
-        self.num_evicted_pages += run.num_pages
-        self._order.discard(run)
-        self.allocator.free(run.pages)
-        run.pages = []
-        index.prune(run)
-
-    def hold(self, path: list[tuple[Run, int]], root: Run) -> Run:
-        """A sequence shares this path of runs with pages; the tail that it has now.
-
-        A run of which only the first pages match is divided behind them.
+        Those hold the place of the first pages of the sequence and must be given pages before
+        anything else happens. A run of which only the first pages match is divided behind them.
         """
-        tail = root
+        tail, missing = root, []
         root.num_users += 1
         for found, num_equal in path:
-            run = found
+            tail = found
             if num_equal < found.num_pages:
-                run = self._index.split(found, num_equal)
-            if run.num_holders == 0:
-                self._order.discard(run)
-            run.num_users += 1
-            run.num_holders += 1
-            run.num_hits += 1
-            tail = run
-        return tail
+                tail = self._index.split(found, num_equal)
+            tail.num_users += 1
+            tail.num_hits += 1
+            if not tail.pages:
+                missing.append(tail)
+                continue
+            if tail.num_holders == 0:
+                self.order.discard(tail)
+            tail.num_holders += 1
+        return tail, missing
+
+    def fill(self, run: Run, pages: list[int]) -> None:
+        """`run` has no pages: these of the one sequence that holds it from now on become its."""
+        run.pages = pages
+        run.num_holders = 1
+        self._log.stored(run, "device")
 
     def publish(self, tail: Run, packed: bytes, pages: list[int]) -> Run:
         """`pages`, with these tokens, follow the sequence's `tail`; its tail from now on."""
@@ -78,8 +56,7 @@ class DeviceTier:
                 tail = self._index.split(run, num_equal)
             tail.num_users += 1
             if not tail.pages:
-                tail.pages = pages[done : done + num_equal]
-                tail.num_holders = 1
+                self.fill(tail, pages[done : done + num_equal])
             done += num_equal
         if done:
             packed, pages = packed[done * self._page_bytes :], pages[done:]
@@ -91,7 +68,7 @@ class DeviceTier:
         A copy that lost the race to be published takes the place of a winner that has been
         evicted since: without it the pages after it could never be reached.
         """
-        order, index = self._order, self._index
+        order, index = self.order, self._index
         unused = pages[num_published:]
         run, below, end = tail, None, num_published
         while True:
@@ -100,12 +77,11 @@ class DeviceTier:
             if parent is None:
                 break
             begin = end - run.num_pages
-            if not run.pages:
-                run.pages = pages[begin:end]
-                order.add(run)
-            elif run.pages[0] != pages[begin]:
+            if run.pages and run.pages[0] != pages[begin]:
                 unused = pages[begin:end] + unused
             else:
+                if not run.pages:
+                    self.fill(run, pages[begin:end])
                 run.num_holders -= 1
                 if run.num_holders == 0:
                     order.add(run)
@@ -116,18 +92,16 @@ class DeviceTier:
         index.prune(run)
         self.allocator.free(unused)
 
-    def owned(self) -> list[int]:
-        """Every page that is a run's. For checks."""
-        return [page for run in self._index.runs() for page in run.pages]
-
     def _append(self, tail: Run, packed: bytes, pages: list[int]) -> Run:
         """New tokens at the end of a sequence's prefix: in its last run if that is its alone."""
         is_alone = tail.num_users == tail.num_holders == 1 and not tail.children
-        if is_alone and not (tail.is_root or tail.moves or tail.slots or tail.stored):
+        if is_alone and not (tail.is_root or tail.claims or tail.slots or tail.stored):
+            num_before = tail.num_pages
             self._index.lengthen(tail, packed)
             tail.pages += pages
+            self._log.stored(tail, "device", num_before)
             return tail
         run = self._index.add(tail, packed)
-        run.pages = list(pages)
-        run.num_users = run.num_holders = 1
+        run.num_users = 1
+        self.fill(run, list(pages))
         return run

@@ -1,7 +1,6 @@
 """KVCacheManager: the one facade over pages, prefix index and tiers."""
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
@@ -11,8 +10,11 @@ from moestro.core.kv_hints import PrefixUse
 from moestro.core.page_moves import PageLoad, PageMover
 from moestro.core.request import Sequence
 from moestro.errors import CapacityError, ConfigError
+from moestro.kvcache.audit import check_accounts
 from moestro.kvcache.device_tier import DeviceTier
+from moestro.kvcache.event_log import EventLog
 from moestro.kvcache.identity import TOKEN_BYTES, pack_tokens
+from moestro.kvcache.lower_tiers import LowerTiers
 from moestro.kvcache.prefix_index import PrefixIndex
 from moestro.kvcache.run import Run
 from moestro.kvcache.tier_policy import TierConfig
@@ -66,8 +68,10 @@ class KVCacheManager:
         self._mover = mover
         self._tiers = tiers or TierConfig()
         self._clock = clock
-        self._index = PrefixIndex(page_size, namespace, self._tiers.default_priority)
-        self._device = DeviceTier(num_pages, page_size, self._index)
+        self._index = index = PrefixIndex(page_size, namespace, self._tiers.default_priority)
+        self._log = EventLog(index, page_size, self._tiers.records_events)
+        self._device = DeviceTier(num_pages, page_size, index, self._log)
+        self._below = LowerTiers(self._tiers, index, self._device, mover, self._log, clock)
         self._tails: dict[int, Run] = {}  # by seq_id: the run that its published prefix ends with
         self._queries_tokens = 0
         self._hits_tokens = 0
@@ -117,15 +121,17 @@ class KVCacheManager:
         path = self._match(seq, use_cache)
         if self._shortage(seq, path, headroom):
             return False
-        pages: list[int] = []
-        for run, num_equal in path:
-            pages += run.pages[:num_equal]
+        tail, missing = self._device.hold(path, self._index.root(_salt(seq)))
+        for run in missing:
+            self._device.fill(run, self._take(run.num_pages))
+        self._below.load(missing)
+        pages = _pages_to(tail)
         seq.num_published_pages = len(pages)
         seq.num_computed_tokens = len(pages) * self.page_size
-        self._tails[seq.seq_id] = self._device.hold(path, self._index.root(_salt(seq)))
-        seq.pages = pages + self._device.take(self._num_pages_for(len(seq.token_ids)) - len(pages))
-        if seq.num_preemptions == 0:
-            self._count_first_admission(seq, use_cache)
+        self._tails[seq.seq_id] = tail
+        seq.pages = pages + self._take(self._num_pages_for(len(seq.token_ids)) - len(pages))
+        self._below.found(tail)
+        self._note_admission(seq, use_cache, sum(run.num_pages for run in missing))
         return True
 
     def grow(self, seq: Sequence, num_tokens: int) -> tuple[int, ...] | None:
@@ -135,7 +141,7 @@ class KVCacheManager:
             return ()
         if missing > self.num_available_pages:
             return None
-        pages = self._device.take(missing)
+        pages = self._take(missing)
         seq.pages += pages
         return tuple(pages)
 
@@ -146,7 +152,8 @@ class KVCacheManager:
             return
         packed = self._packed(seq, begin, done)
         tail = self._tails[seq.seq_id]
-        self._tails[seq.seq_id] = self._device.publish(tail, packed, seq.pages[begin:done])
+        end = self._tails[seq.seq_id] = self._device.publish(tail, packed, seq.pages[begin:done])
+        self._below.published(end, tail)
         seq.num_published_pages = done
 
     def release(self, seq: Sequence) -> None:
@@ -160,16 +167,40 @@ class KVCacheManager:
         seq.num_published_pages = 0
         seq.num_computed_tokens = 0
 
+    def prefetch(self, seq: Sequence, use_cache: bool = True) -> bool:
+        """Whether `seq`, just arrived, should wait for pages from the store until poll names it."""
+        if not (use_cache and self.enable_prefix_caching and self._below.has_store):
+            return False
+        self.pack(seq)
+        limit = (len(seq.token_ids) - 1) // self.page_size
+        return self._below.fetcher.begin(seq.seq_id, _salt(seq), seq.packed_tokens, limit)
+
+    def forget(self, seq: Sequence) -> None:
+        """`seq` ends without having been admitted since it was last named: it waits no more."""
+        self._below.end_wait(seq.seq_id)
+
     def poll(self) -> list[int]:
-        """Take in what finished moves; seq_ids whose wait for lower tiers is over."""
-        return []
+        """Take in what finished moves, start new ones; seq_ids whose wait is over. Once a step."""
+        ready, has_news = self._below.poll()
+        self._num_releases += has_news
+        return ready
 
     def take_loads(self) -> tuple[PageLoad, ...]:
-        """What the step being planned must load from host slots, since the last call."""
-        return ()
+        """What the step being planned must load from host slots; each call opens a step."""
+        return self._below.take_loads()
 
-    def end_step(self) -> None:
-        """The output of the step that took the loads is there: their slots are free to change."""
+    def end_step(self, load_bytes: int = 0, load_s: float = 0.0) -> None:
+        """The output of the oldest open step is there: its slots and pages are free to change."""
+        self._num_releases += self._below.end_loads(load_bytes, load_s)
+
+    def note_prefill(self, num_tokens: int, seconds: float) -> None:
+        """A step computed so many tokens in so long: for the choice to load or to recompute."""
+        self._below.fetcher.prefill_speed.add(num_tokens, seconds, self._clock())
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a move under way may give pages back, or end a wait."""
+        return self._below.is_busy
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until a move may have finished, at most so long."""
@@ -178,7 +209,7 @@ class KVCacheManager:
 
     def take_events(self) -> list[KVEvent]:
         """What pages came and went since the last call, if TierConfig.records_events."""
-        return []
+        return self._log.take()
 
     def stats(self) -> KVCacheStats:
         """Usage now and counters so far."""
@@ -191,36 +222,9 @@ class KVCacheManager:
         )
 
     def check(self, holders: list[Sequence]) -> None:
-        """Raise AssertionError unless every page is free, a run's or of one of `holders`, and
-        their runs are held as often as they say. Costs O(pages)."""
-        self._index.check()
-        users: Counter[Run] = Counter()
-        held: Counter[Run] = Counter()
-        private: list[int] = []
-        for seq in holders:
-            if seq.pages:
-                private += seq.pages[seq.num_published_pages :]
-                private += self._check_path(seq, users, held)
-        self._device.allocator.check(self._device.owned() + private)
-        for run in self._index.runs():
-            assert run.num_users == users[run], f"{run}: used by {users[run]} sequences"
-            assert run.num_holders == held[run], f"{run}: held by {held[run]} sequences"
-
-    def _check_path(self, seq: Sequence, users: Counter[Run], held: Counter[Run]) -> list[int]:
-        """Count the runs of `seq`; its own copies of what others published."""
-        copies: list[int] = []
-        run, end = self._tails[seq.seq_id], seq.num_published_pages
-        while run.parent is not None:
-            users[run] += 1
-            mine = seq.pages[end - run.num_pages : end]
-            if run.pages and run.pages[0] == mine[0]:
-                assert run.pages == mine, f"{run} is held in part"
-                held[run] += 1
-            else:
-                copies += mine
-            run, end = run.parent, end - run.num_pages
-        assert end == 0, f"the runs of sequence {seq.seq_id} don't cover what it published"
-        return copies
+        """Raise AssertionError unless every page and host slot is free, a run's, a move's or of
+        one of `holders`, and all runs are held as often as they say. Costs O(pages)."""
+        check_accounts(self._index, self._device, self._below, self._tails, holders)
 
     def _packed(self, seq: Sequence, begin: int, end: int) -> bytes:
         """The tokens of pages [begin, end) of `seq`; those of its prompt are packed already."""
@@ -239,12 +243,14 @@ class KVCacheManager:
         self.pack(seq)
         limit = (len(seq.token_ids) - 1) // self.page_size
         path = self._index.match(_salt(seq), seq.packed_tokens, limit)
-        return list(takewhile(lambda step: step[0].pages, path))
+        return list(takewhile(lambda step: step[0].pages or step[0].slots, path))
 
     def _shortage(self, seq: Sequence, path: list[tuple[Run, int]], headroom: int) -> int:
         wanted = self._num_pages_for(len(seq.token_ids))
         num_idle = 0
         for run, num_equal in path:
+            if not run.pages:
+                continue
             wanted -= num_equal
             if self._index.device.is_evictable(run):
                 num_idle += num_equal
@@ -254,12 +260,41 @@ class KVCacheManager:
             self._refused_short = short
         return short
 
-    def _count_first_admission(self, seq: Sequence, use_cache: bool) -> None:
+    def _take(self, num_pages: int) -> list[int]:
+        return self._device.take(num_pages, self._below.writes_back)
+
+    def _note_admission(self, seq: Sequence, use_cache: bool, num_loaded: int) -> None:
+        """Counters and what the sequence tells of its prefix; of its first admission only."""
+        wait = self._below.end_wait(seq.seq_id)
+        if seq.num_preemptions:
+            return
         seq.num_cached_tokens = seq.num_computed_tokens
-        seq.prefix = PrefixUse(device_tokens=seq.num_cached_tokens)
+        num_fetched = min(num_loaded, wait.num_fetched) if wait else 0
+        size = self.page_size
+        seq.prefix = PrefixUse(
+            device_tokens=seq.num_cached_tokens - num_loaded * size,
+            host_tokens=(num_loaded - num_fetched) * size,
+            store_tokens=num_fetched * size,
+            lookup_s=wait.lookup_s if wait else 0.0,
+            load_store_s=wait.load_s if wait else 0.0,
+        )
         if use_cache and self.enable_prefix_caching:
             self._queries_tokens += len(seq.token_ids)
             self._hits_tokens += seq.num_cached_tokens
+            self._below.count(seq.prefix)
+
+
+def _pages_to(tail: Run) -> list[int]:
+    """The device pages of all runs from the root to `tail`."""
+    runs = []
+    run: Run | None = tail
+    while run is not None:
+        runs.append(run)
+        run = run.parent
+    pages: list[int] = []
+    for above in reversed(runs):
+        pages += above.pages
+    return pages
 
 
 def _salt(seq: Sequence) -> str:

@@ -24,7 +24,7 @@ class PrefixIndex:
         self.host = EvictionOrder()
         self.default_priority = default_priority
         self._namespace = namespace
-        self._page_size = page_size
+        self.page_size = page_size
         self._page_bytes = page_size * TOKEN_BYTES
         self._roots: dict[str, Run] = {}
         self._salts: dict[Run, str] = {}
@@ -79,7 +79,7 @@ class PrefixIndex:
         run.num_pages += num_pages
         run.ghosts.pop(hash(packed[: self._page_bytes]), None)
         if run.hashes:
-            run.hashes += page_hashes(run.hashes[-1], packed, self._page_size)
+            run.hashes += page_hashes(run.hashes[-1], packed, self.page_size)
 
     def split(self, run: Run, num_pages: int, evicting: EvictionOrder | None = None) -> Run:
         """Divide `run` behind its first `num_pages`; the new run above it, which is those.
@@ -101,9 +101,9 @@ class PrefixIndex:
             del whole[:num_pages]
         upper.stored, upper.num_hits = run.stored, run.num_hits
         upper.num_users, upper.num_holders = run.num_users, run.num_holders
-        upper.moves = list(run.moves)
-        for move in run.moves:
-            move.divide(run, upper)
+        upper.claims = list(run.claims)
+        for claim in run.claims:
+            claim.divide(run, upper)
         for order in (self.device, self.host):
             order.divide(run, upper, oldest=order is evicting)
         return upper
@@ -128,13 +128,14 @@ class PrefixIndex:
         else:
             upper.hashes = []
         upper.children, upper.ghosts = lower.children, lower.ghosts
+        lower.pages, lower.slots, lower.children = [], [], {}  # it is nothing any more
         for child in upper.children.values():
             child.parent = upper
 
     def truncate(self, run: Run, num_pages: int) -> None:
-        """Forget the last `num_pages` of a run without children, in nobody's use and in no move."""
+        """Forget the last `num_pages` of a run without children, in nobody's use and unclaimed."""
         assert not run.children
-        assert not run.moves
+        assert not run.claims
         assert run.num_users == 0
         self.device.grow(run, -num_pages)
         self.host.grow(run, -num_pages)
@@ -147,7 +148,7 @@ class PrefixIndex:
 
     def prune(self, run: Run) -> None:
         """Forget `run`, and then its parents, if there is nothing to remember about them."""
-        while not (run.children or run.num_users or run.moves or run.pages or run.slots):
+        while not (run.children or run.num_users or run.claims or run.pages or run.slots):
             parent = run.parent
             if parent is None:
                 salt = self._salts.pop(run, None)
@@ -168,16 +169,18 @@ class PrefixIndex:
             unnamed.append(above)
             above = above.parent
         for below in reversed(unnamed):
-            below.hashes = page_hashes(self.parent_hash(below), below.tokens, self._page_size)
+            below.hashes = page_hashes(self.parent_hash(below), below.tokens, self.page_size)
         return run.hashes
 
     def parent_hash(self, run: Run) -> bytes:
         """The hash that the first page of `run` follows; its parent's pages have their names."""
         parent = run.parent
         assert parent is not None
-        if parent.hashes:
-            return parent.hashes[-1]
-        return root_hash(self._namespace, self._salts[parent])
+        return parent.hashes[-1] if parent.hashes else self.root_name(self._salts[parent])
+
+    def root_name(self, cache_salt: str) -> bytes:
+        """What the first page of any prompt of this tenant follows."""
+        return root_hash(self._namespace, cache_salt)
 
     def runs(self) -> Iterator[Run]:
         """Every run, parents first. For checks and reports."""
@@ -207,7 +210,7 @@ class PrefixIndex:
             in_order = run in self.device
             assert in_order == bool(run.pages and not run.num_holders), f"{run}: device order"
             assert (run in self.host) == bool(run.slots), f"{run}: host order"
-            used = run.children or run.num_users or run.moves or run.pages or run.slots
+            used = run.children or run.num_users or run.claims or run.pages or run.slots
             assert used, f"{run} should have been forgotten"
         self.device.check()
         self.host.check()
@@ -228,7 +231,7 @@ class PrefixIndex:
         return low
 
     def _are_alike(self, upper: Run, lower: Run) -> bool:
-        if upper.num_users or lower.num_users or upper.moves or lower.moves:
+        if upper.num_users or lower.num_users or upper.claims or lower.claims:
             return False
         return (
             bool(upper.pages) == bool(lower.pages)

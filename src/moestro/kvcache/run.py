@@ -12,16 +12,16 @@ class Run:
     tokens: the ids in its pages, 4 little-endian bytes each. pages: its device pages. slots: its
     host slots. hashes: the names of its pages, once somebody needs them. stored: they are known
     to be in the store. num_users: sequences whose published prefix runs through it; num_holders:
-    those of them whose own pages these are. moves: transfers under way that touch it.
+    those of them whose own pages these are. claims: what needs it to stay (see Claim).
     num_hits: how often a sequence found it. ghosts: keys of the first pages of what was below it
     and has been forgotten, for telling why a prompt missed.
     """
 
     __slots__ = (
         "children",
+        "claims",
         "ghosts",
         "hashes",
-        "moves",
         "num_hits",
         "num_holders",
         "num_pages",
@@ -49,7 +49,7 @@ class Run:
         self.num_users = 0
         self.num_holders = 0
         self.num_hits = 0
-        self.moves: list[Any] = []
+        self.claims: list[Any] = []
         self.ghosts: dict[int, None] = {}
 
     @property

@@ -56,6 +56,70 @@ class TierConfig:
         _check_range("session_share", self.session_share, 0.0, 1.0)
 
 
+class Speed:
+    """A rate measured as it goes: units a second, recent work counting most.
+
+    None until the first measurement. Work and time are averaged apart, so that many small pieces
+    don't outweigh a large one.
+    """
+
+    _KEEP = 0.8
+
+    def __init__(self) -> None:
+        self._work = 0.0
+        self._seconds = 0.0
+        self.measured_s: float | None = None
+        """When it was measured last, by the caller's clock."""
+
+    def add(self, work: float, seconds: float, now_s: float) -> None:
+        """So much was done in so many seconds; nothing done tells nothing."""
+        if work <= 0 or seconds <= 0:
+            return
+        self._work = self._work * self._KEEP + work
+        self._seconds = self._seconds * self._KEEP + seconds
+        self.measured_s = now_s
+
+    @property
+    def per_s(self) -> float | None:
+        return self._work / self._seconds if self._seconds else None
+
+    def seconds_for(self, work: float) -> float | None:
+        """How long so much would take; None while nothing has been measured."""
+        return work * self._seconds / self._work if self._work else None
+
+
+def should_load(load_s: float | None, recompute_s: float | None) -> bool:
+    """Whether reading pages beats computing them. What is not known yet is worth measuring."""
+    return load_s is None or recompute_s is None or load_s <= recompute_s
+
+
+def is_stale(measured_s: float | None, now_s: float, max_age_s: float) -> bool:
+    """Whether a measurement is missing or so old that a small probe should renew it."""
+    return measured_s is None or now_s - measured_s > max_age_s
+
+
+def should_sink(policy: WritePolicy, num_hits: int, selective_hits: int) -> bool:
+    """Whether a computed run that a sequence has published or found is to be saved now."""
+    if policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
+        return num_hits >= selective_hits
+    return policy is WritePolicy.WRITE_THROUGH
+
+
+def pages_to_clean(num_free: int, num_pages: int, low: float, high: float) -> int:
+    """write_back: how many pages should be free, or idle and saved, before they are needed.
+
+    0 while fewer than the share `high` are taken; then as many as take the tier down to `low`.
+    """
+    if num_pages - num_free <= high * num_pages:
+        return 0
+    return num_pages - int(low * num_pages)
+
+
+def pages_per_move(page_bytes: int, chunk_bytes: int) -> int:
+    """At least one page a move, however large pages are."""
+    return max(1, chunk_bytes // max(1, page_bytes))
+
+
 def _check_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise ConfigError(f"{name} must be between {low} and {high}, got {value}.")

@@ -1,6 +1,26 @@
-"""When a sequence ends."""
+"""When a request may begin and when a sequence ends."""
 
 from moestro.core.request import FinishReason, Request, Sequence
+from moestro.errors import CapacityError, RequestError
+from moestro.scheduler.budget import SchedulerLimits
+
+
+def check_prompt(request: Request, limits: SchedulerLimits, capacity_tokens: int) -> None:
+    """Raise RequestError or CapacityError for a prompt that can never run."""
+    num_tokens = len(request.prompt_token_ids)
+    if num_tokens == 0:
+        raise RequestError("The prompt is empty: give at least one token.", "prompt")
+    if num_tokens >= limits.max_model_len:
+        raise RequestError(
+            f"The prompt has {num_tokens} tokens; the context of {limits.max_model_len} "
+            "must hold it and one more. Shorten the prompt.",
+            "prompt",
+        )
+    if num_tokens > capacity_tokens:
+        raise CapacityError(
+            f"The prompt has {num_tokens} tokens, the KV memory holds {capacity_tokens}. "
+            "Shorten the prompt or give more KV memory."
+        )
 
 
 def is_stop_allowed(request: Request, num_output_tokens: int) -> bool:

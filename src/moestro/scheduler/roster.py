@@ -26,22 +26,42 @@ class Roster:
         self._requests: dict[str, list[Sequence]] = {}
         self._held: dict[int, list[Sequence]] = {}  # by seq_id of the sibling they wait for
         self._num_held = 0
+        self._fetching: dict[int, Sequence] = {}  # waits for pages from lower tiers
         self._known_to_runner: set[int] = set()
         self._released: list[int] = []
 
     @property
     def num_waiting(self) -> int:
-        return len(self.queue) + self._num_held
+        return len(self.queue) + self._num_held + len(self._fetching)
+
+    @property
+    def num_fetching(self) -> int:
+        """Sequences that wait beside the queue for their pages from lower tiers."""
+        return len(self._fetching)
+
+    @property
+    def has_released(self) -> bool:
+        """Whether take_released has something to give."""
+        return bool(self._released)
 
     def of_request(self, request_id: str) -> list[Sequence]:
         """The live sequences of a request, in order of index."""
         return list(self._requests.get(request_id, ()))
 
-    def add(self, request: Request, sequences: list[Sequence], hold_siblings: bool) -> None:
-        """Take in a request's new sequences."""
+    def add(
+        self,
+        request: Request,
+        sequences: list[Sequence],
+        hold_siblings: bool,
+        fetches: bool = False,
+    ) -> None:
+        """Take in a request's new sequences; fetches: the first waits until let_in."""
         self.live.update((seq.seq_id, seq) for seq in sequences)
         self._requests[request.request_id] = list(sequences)
-        self.queue.push(sequences[0])
+        if fetches:
+            self._fetching[sequences[0].seq_id] = sequences[0]
+        else:
+            self.queue.push(sequences[0])
         siblings = sequences[1:]
         if hold_siblings and siblings:
             self._held[sequences[0].seq_id] = siblings
@@ -49,6 +69,12 @@ class Roster:
         else:
             for seq in siblings:
                 self.queue.push(seq)
+
+    def let_in(self, seq_id: int) -> None:
+        """The pages of a sequence have come, or will not: it joins the queue."""
+        seq = self._fetching.pop(seq_id, None)
+        if seq is not None:
+            self.queue.push(seq)
 
     def start(self, seq: Sequence) -> None:
         """The head of the queue, `seq`, has its pages: it runs."""
@@ -73,7 +99,9 @@ class Roster:
             self._held[leader_id].remove(seq)
             self._num_held -= 1
         else:
-            self.queue.discard(seq)
+            if self._fetching.pop(seq.seq_id, None) is None:
+                self.queue.discard(seq)
+            self._kv.forget(seq)
         seq.status = SequenceStatus.FINISHED
         seq.finish_reason = reason
         seq.stop_reason = stop_reason

@@ -14,11 +14,11 @@ from moestro.core.kv_hints import HintAnswer
 from moestro.core.messages import EngineStats
 from moestro.core.request import FinishReason, Request, Sequence, SequenceStatus
 from moestro.core.step import Schedule, ScheduledSequence, SequenceOutput, StepOutput
-from moestro.errors import CapacityError, RequestError
+from moestro.errors import RequestError
 from moestro.kvcache.manager import KVCacheManager
 from moestro.scheduler import policy as policies
 from moestro.scheduler.budget import SchedulerLimits, TokenBudget
-from moestro.scheduler.completion import check_finish
+from moestro.scheduler.completion import check_finish, check_prompt
 from moestro.scheduler.grammar_driver import GrammarDriver, GrammarError
 from moestro.scheduler.roster import Roster
 from moestro.scheduler.sequence_update import SequenceUpdate
@@ -67,7 +67,10 @@ class Scheduler:
         Raises RequestError (duplicate id, empty prompt, bad token id, prompt beyond the context)
         or CapacityError (prompt beyond the KV memory), and then nothing has changed.
         """
-        self._check(request)
+        if self._roster.of_request(request.request_id):
+            raise RequestError(f"request_id {request.request_id!r} is in use.", "request_id")
+        check_prompt(request, self._limits, self._kv.capacity_tokens)
+        self._grammar.check(request)
         prompt = request.prompt_token_ids
         first = Sequence(self._next_seq_id, request, 0, list(prompt))
         try:
@@ -81,7 +84,8 @@ class Scheduler:
             sequences.append(seq)
         self._next_seq_id += len(sequences)
         shares_pages = self._kv.enable_prefix_caching and len(prompt) > self._kv.page_size
-        self._roster.add(request, sequences, hold_siblings=shares_pages)
+        fetches = self._kv.prefetch(first, not wants_prompt_logprobs(first))
+        self._roster.add(request, sequences, hold_siblings=shares_pages, fetches=fetches)
         return sequences
 
     def abort(self, request_id: str) -> list[Sequence]:
@@ -115,20 +119,36 @@ class Scheduler:
         return bool(self._roster.live or self._failures)
 
     def wait(self, timeout_s: float) -> None:
-        """Sleep until a sequence that waits for lower tiers may go on, at most so long.
+        """Sleep until something that moves in lower tiers may have arrived, at most so long.
 
-        For after a step that had nothing to compute because of such sequences.
+        For when schedule has work and plans nothing: all of it waits for moves.
         """
         self._kv.wait(timeout_s)
 
+    def tend(self) -> bool:
+        """Let moves between tiers go on, without a step; whether some are under way.
+
+        For when there is no work: what was computed still sinks. schedule does it by itself.
+        """
+        for seq_id in self._kv.poll():
+            self._roster.let_in(seq_id)
+        return self._kv.is_moving
+
+    def note_step(self, schedule: Schedule, seconds: float) -> None:
+        """How long a step took, for the choice between loading pages and computing them again."""
+        num_tokens = schedule.num_tokens
+        if num_tokens > 2 * len(schedule.sequences):
+            self._kv.note_prefill(num_tokens, seconds)
+
     def schedule(self) -> Schedule | None:
-        """Plan the next step; None when there is no work.
+        """Plan the next step; None when there is no work, or all of it waits (see wait).
 
         A Schedule without sequences is possible: it only carries releases, or its update only
         reports sequences whose grammar failed. Call update before the next schedule.
         """
         if self._in_flight is not None:
             raise RuntimeError(f"step {self._in_flight} has not been updated yet")
+        is_moving = self.tend()
         if not self.has_work():
             return None
         self._budget.open_step()
@@ -142,10 +162,14 @@ class Scheduler:
             (decodes if one_left else prefills).append(seq)
         self._plan_mixed(step, decodes, prefills)
         self._attach_grammar(step)
+        if not (step.admitted or step.runs or self._failures or self._roster.has_released) and (
+            is_moving or self._roster.num_fetching
+        ):
+            return None
         released = self._roster.take_released()
         for seq_id in step.admitted:
             self._roster.introduce(seq_id)
-        schedule = step.build(released)
+        schedule = step.build(released, self._kv.take_loads())
         self._in_flight = step.step_id
         self._num_steps += 1
         self._last_step_tokens = step.num_tokens
@@ -163,6 +187,7 @@ class Scheduler:
                 f"and the output of {output.step_id}"
             )
         self._in_flight = None
+        self._kv.end_step(output.load_bytes, output.load_s)
         updates, self._failures = self._failures, []
         live = self._roster.live
         for run, result in zip(schedule.sequences, output.sequences, strict=True):
@@ -191,25 +216,6 @@ class Scheduler:
             num_steps=self._num_steps,
             last_step_tokens=self._last_step_tokens,
         )
-
-    def _check(self, request: Request) -> None:
-        num_tokens = len(request.prompt_token_ids)
-        if self._roster.of_request(request.request_id):
-            raise RequestError(f"request_id {request.request_id!r} is in use.", "request_id")
-        if num_tokens == 0:
-            raise RequestError("The prompt is empty: give at least one token.", "prompt")
-        if num_tokens >= self._limits.max_model_len:
-            raise RequestError(
-                f"The prompt has {num_tokens} tokens; the context of {self._limits.max_model_len} "
-                "must hold it and one more. Shorten the prompt.",
-                "prompt",
-            )
-        if num_tokens > self._kv.capacity_tokens:
-            raise CapacityError(
-                f"The prompt has {num_tokens} tokens, the KV memory holds "
-                f"{self._kv.capacity_tokens}. Shorten the prompt or give more KV memory."
-            )
-        self._grammar.check(request)
 
     # Planning
 

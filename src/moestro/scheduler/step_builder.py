@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from moestro.core.page_moves import PageLoad
 from moestro.core.request import Sequence
 from moestro.core.step import NewSequence, Schedule, ScheduledSequence
 
@@ -38,10 +39,10 @@ class StepBuilder:
         self.num_tokens -= self.runs.pop(seq.seq_id).num_tokens
         self.admitted.pop(seq.seq_id, None)
 
-    def build(self, released: tuple[int, ...]) -> Schedule:
+    def build(self, released: tuple[int, ...], loads: tuple[PageLoad, ...] = ()) -> Schedule:
         """The finished Schedule."""
         new = tuple(_introduce(seq) for seq in self.admitted.values()) if self.admitted else ()
-        return Schedule(self.step_id, tuple(self.runs.values()), new, released)
+        return Schedule(self.step_id, tuple(self.runs.values()), new, released, loads)
 
 
 def _introduce(seq: Sequence) -> NewSequence:
