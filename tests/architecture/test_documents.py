@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.metrics.kv_numbers import FULL
 
 from moestro.metrics import ServerMetrics
 from moestro.server.app import REQUEST_MODELS
@@ -162,7 +163,10 @@ def test_overview_is_current() -> None:
 
 def test_server_page_lists_every_metric() -> None:
     """docs/server.md names the metrics that a server exposes, all of them and no others."""
-    exposed = {m.name for m in ServerMetrics("model", 1024, {}).registry.collect()}
+    metrics = ServerMetrics("model", 1024, {})
+    metrics.kv_tiers.set(FULL)
+    metrics.kv_tiers.watch_events(lambda: (0, 0))
+    exposed = {m.name for m in metrics.registry.collect()}
     page = (ROOT / "docs" / "server.md").read_text()
     assert set(re.findall(r"`((?:vllm|moestro):\w+)`", page)) == exposed
 

@@ -21,7 +21,9 @@ ONLY_IN = {
     "uvicorn": ("server/",),
     "ctypes": ("backends/cpu/",),
     "yaml": ("config/sources.py",),
-    "prometheus_client": ("metrics.py",),
+    "prometheus_client": ("metrics/",),
+    "zmq": ("engine/kv_event_publisher.py",),
+    "msgspec": ("engine/kv_event_publisher.py",),
 }
 
 CONTROL_PLANE = ("core", "kvcache", "scheduler", "planner", "chat", "server")

@@ -33,6 +33,24 @@ from moestro.engine.request_progress import RequestProgress
 from moestro.engine.request_stream import RequestStream
 from moestro.errors import EngineDeadError, RequestError
 
+
+class EventList:
+    """A sink that remembers."""
+
+    def __init__(self) -> None:
+        self.told: list[Sequence[KVEvent]] = []
+        self.closed = False
+
+    def publish(self, events: Sequence[KVEvent]) -> None:
+        self.told.append(events)
+
+    def counts(self) -> tuple[int, int]:
+        return len(self.told), 0
+
+    def close(self) -> None:
+        self.closed = True
+
+
 ONE = SamplingParams(max_tokens=1)
 
 
@@ -141,12 +159,14 @@ def test_who_waits_for_an_answer_hears_when_the_engine_dies() -> None:
 
 def test_events_are_told_after_steps_and_hints() -> None:
     cache = HintedCacheFake()
-    told: list[Sequence[KVEvent]] = []
-    engine = make_engine(replay(b"ab"), cache=cache, on_events=told.append)
+    sink = EventList()
+    engine = make_engine(replay(b"ab"), cache=cache, event_sink=sink)
     event = PagesRemoved((b"x",), "device")
     cache.events = [event]
     run(engine, ask("a", [0], max_tokens=2))
-    assert told == [[event]]
+    assert sink.told == [[event]]
+    engine.close()
+    assert sink.closed
 
 
 def test_statistics_of_the_tiers_come_with_the_others() -> None:

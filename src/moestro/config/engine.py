@@ -12,8 +12,10 @@ from typing import Any
 
 from moestro.config.kinds import Choice, Integer, Object, Seconds, Share, Size, Switch, Text
 from moestro.config.knob import check_fields, knob, knobs_of
+from moestro.config.kv_events import KVEventsConfig
 from moestro.config.server import ServerConfig
 from moestro.config.sources import own_options, read_yaml
+from moestro.errors import ConfigError
 
 _PARALLEL = "parallelism over several ranks"
 _SPECULATION = "speculative decoding"
@@ -218,6 +220,14 @@ class EngineConfig:
         "What KV pages that nobody waits for may move a second, beside the model's own work; 0 is "
         "no limit.",
     )
+    kv_events_config: Mapping[str, Any] | None = knob(
+        None,
+        Object(),
+        'Publish which KV pages come and go, in vLLM\'s format: {"enable_kv_cache_events": true, '
+        '"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5558", "topic": ...} (needs the '
+        "extra `events`; the events hold the token ids of prompts).",
+        group="KV tiers",
+    )
     tensor_parallel_size: int = _parallel(
         1, Integer(1, 2**16), "Ranks that share each layer's tensors.", flags=("-tp",)
     )
@@ -240,6 +250,16 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.kv_events.publishes and not self.enable_prefix_caching:
+            raise ConfigError(
+                "kv_events_config has nothing to tell with enable_prefix_caching false: leave one "
+                "of them out."
+            )
+
+    @property
+    def kv_events(self) -> KVEventsConfig:
+        """kv_events_config, checked."""
+        return KVEventsConfig.from_mapping(self.kv_events_config)
 
     @classmethod
     def from_kwargs(cls, **options: Any) -> "EngineConfig":

@@ -1,7 +1,8 @@
 """KV events: what a prefix-aware router hears of the pages that a cache holds, as plain data."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +28,16 @@ class PagesRemoved:
 
 
 KVEvent: TypeAlias = PagesStored | PagesRemoved
+
+
+class KVEventSink(Protocol):
+    """Where events go. Nothing here waits, but close."""
+
+    def publish(self, events: Sequence[KVEvent]) -> None:
+        """Take what happened in one step."""
+
+    def counts(self) -> tuple[int, int]:
+        """Batches published and dropped so far."""
+
+    def close(self) -> None:
+        """Send what waits, for a bounded time. Repeatable."""

@@ -23,6 +23,7 @@ from moestro.core.sampling_params import SamplingParams
 from moestro.engine.built_engine import BuiltEngine
 from moestro.engine.engine import Engine
 from moestro.engine.input_processor import InputLimits, InputProcessor
+from moestro.engine.kv_event_publisher import KVEventPublisher
 from moestro.engine.kv_tiers import make_tiers, tier_config, weights_digest
 from moestro.engine.planned_model import planned_model
 from moestro.engine.tokenizer import Tokenizer
@@ -68,6 +69,7 @@ def build_engine(
     if not config.skip_tokenizer_init:
         tokenizer = Tokenizer.load(tokenizer_dir, chat_template)
     processor = _make_processor(config, model_dir, spec, plan, tokenizer)
+    event_sink = KVEventPublisher(config.kv_events) if config.kv_events.publishes else None
     device.set_num_threads(plan.num_threads)
     _set_torch_threads(plan.num_threads)
     began_s = time.monotonic()
@@ -97,9 +99,10 @@ def build_engine(
         config=config,
         spec=spec,
         plan=plan,
-        engine=Engine(scheduler, runner, tokenizer),
+        engine=Engine(scheduler, runner, tokenizer, event_sink=event_sink),
         processor=processor,
         chat_template=chat_template,
+        event_sink=event_sink,
     )
 
 

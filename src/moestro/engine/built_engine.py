@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from moestro.chat.templates import ChatTemplate
 from moestro.config import EngineConfig
+from moestro.core.kv_events import KVEventSink
 from moestro.core.model_spec import ModelSpec
 from moestro.core.plan import Plan
 from moestro.engine.engine import Engine
@@ -21,6 +22,7 @@ class BuiltEngine:
     engine: Engine
     processor: InputProcessor
     chat_template: ChatTemplate
+    event_sink: KVEventSink | None = None
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -5,11 +5,11 @@ schedule -> runner.execute -> scheduler.update -> text and stop strings -> StepR
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-from moestro.core.kv_events import KVEvent
+from moestro.core.kv_events import KVEventSink
 from moestro.core.kv_hints import (
     HintAnswer,
     HintedCache,
@@ -47,8 +47,8 @@ class Engine:
     What goes wrong with one request ends that request (finish_reason error); an exception out of
     step() means that the engine is broken. vocabulary None: token ids only, no text. clock:
     seconds, for the times of requests only; nothing is decided by it. cache: takes hints and
-    questions; None refuses hints. on_events: told after a step which pages came and went; must
-    not block.
+    questions; None refuses hints. event_sink: told after a step which pages came and went; the
+    engine closes it.
     """
 
     def __init__(
@@ -58,14 +58,14 @@ class Engine:
         vocabulary: TextVocabulary | None = None,
         clock: Callable[[], float] = time.monotonic,
         cache: HintedCache | None = None,
-        on_events: Callable[[Sequence[KVEvent]], None] | None = None,
+        event_sink: KVEventSink | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
         self._vocabulary = vocabulary
         self._clock = clock
         self._cache = cache
-        self._on_events = on_events
+        self._event_sink = event_sink
         self._requests: dict[str, RequestState] = {}
         self._waiting: dict[int, RequestState] = {}  # by first_seq_id, until its first step
         self._pending: list[SequenceDelta] = []
@@ -196,12 +196,14 @@ class Engine:
         while self._scheduler.tend() and self._clock() < stop_s:
             self._scheduler.wait(_WAIT_S)
         self._runner.close()
+        if self._event_sink is not None:
+            self._event_sink.close()
 
     def _tell_events(self) -> None:
-        if self._on_events is not None and self._cache is not None:
+        if self._event_sink is not None and self._cache is not None:
             events = self._cache.take_events()
             if events:
-                self._on_events(events)
+                self._event_sink.publish(events)
 
     def _note_starts(self, schedule: Schedule) -> list[RequestState]:
         """The requests whose first step it is."""

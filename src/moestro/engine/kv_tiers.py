@@ -41,6 +41,7 @@ def tier_config(config: EngineConfig, plan: Plan) -> TierConfig:
         write_policy=WritePolicy(config.kv_write_policy),
         selective_hits=config.kv_selective_hits,
         fetch_timeout_s=config.kv_store_timeout_s,
+        records_events=config.kv_events.publishes,
     )
 
 

@@ -51,7 +51,10 @@ class Server:
             "kv_cache_memory_bytes": plan.kv_cache_bytes,
             "num_gpu_blocks": plan.num_pages,
         }
-        metrics = ServerMetrics(names[0], plan.max_model_len, cache_config)
+        store_source = "disk" if config.kv_store.startswith("lmdb://") else "external_unspecified"
+        metrics = ServerMetrics(names[0], plan.max_model_len, cache_config, store_source)
+        if built.event_sink is not None:
+            metrics.kv_tiers.watch_events(built.event_sink.counts)
 
         def on_report(report: StepReport) -> None:
             metrics.observe_step(report.stats)

@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from moestro.metrics.kv_tiers import KVNumbers, KVTierCollector
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
@@ -65,6 +67,8 @@ class StepStats(Protocol):
     def num_steps(self) -> int: ...
     @property
     def last_step_tokens(self) -> int: ...
+    @property
+    def kv(self) -> KVNumbers | None: ...
 
 
 class PhaseTimes(Protocol):
@@ -146,10 +150,15 @@ class ServerMetrics:
     """The metrics of one server. observe_step belongs to one thread, the rest to any.
 
     As in vLLM, a request's phases are timed in the engine, everything else as its client sees it.
+    store_source: what vLLM's label `source` calls the KV store, disk or external_unspecified.
     """
 
     def __init__(
-        self, model_name: str, max_model_len: int, cache_config: Mapping[str, object]
+        self,
+        model_name: str,
+        max_model_len: int,
+        cache_config: Mapping[str, object],
+        store_source: str = "disk",
     ) -> None:
         self.registry = CollectorRegistry()
         self._labels = {"model_name": model_name, "engine": "0"}
@@ -178,6 +187,8 @@ class ServerMetrics:
         )
         self._experts = _ExpertTokens(self._labels)
         self.registry.register(self._experts)
+        self.kv_tiers = KVTierCollector(self._labels, store_source)
+        self.registry.register(self.kv_tiers)
         info = {**{k: str(v) for k, v in cache_config.items()}, "engine": "0"}
         Gauge(
             "vllm:cache_config_info",
@@ -196,6 +207,8 @@ class ServerMetrics:
             value = getattr(stats, name)
             counter.inc(max(0, value - self._seen[name]))
             self._seen[name] = max(value, self._seen[name])
+        if stats.kv is not None:
+            self.kv_tiers.set(stats.kv)
         if stepped:
             self._iteration_tokens.observe(stats.last_step_tokens)
 

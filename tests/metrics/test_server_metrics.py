@@ -5,7 +5,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from moestro.core.messages import EngineStats
 from moestro.core.outputs import RequestTiming
-from moestro.metrics import FinishedRequest, ServerMetrics, token_count_buckets
+from moestro.metrics import FinishedRequest, ServerMetrics
+from moestro.metrics.server_metrics import token_count_buckets
 
 # What vLLM 0.33 exposes of each: type, labels beside model_name and engine, and its buckets.
 TTFT = [

@@ -1,0 +1,5 @@
+"""Prometheus metrics of one server."""
+
+from moestro.metrics.server_metrics import CONTENT_TYPE, FinishedRequest, ServerMetrics
+
+__all__ = ["CONTENT_TYPE", "FinishedRequest", "ServerMetrics"]
