@@ -9,6 +9,7 @@ from tests.engine.byte_vocabulary import ByteVocabulary
 from tests.engine.small_engine import ask, deltas_of, make_engine, replay, run
 from tests.fakes.scripted_runner import Script, ScriptedRunner
 
+from moestro.core.kv_hints import MissReason, PrefixUse
 from moestro.core.outputs import Logprob, RequestTiming
 from moestro.core.request import FinishReason
 from moestro.core.step import Schedule
@@ -233,7 +234,13 @@ def test_times_of_a_request() -> None:
         clock.now_s += 1
         found += engine.step().times
     assert found == [
-        RequestTiming(queue_s=1.5, prefill_s=2.0, decode_s=1.0, first_token_s=3.5),
+        RequestTiming(
+            queue_s=1.5,
+            prefill_s=2.0,
+            decode_s=1.0,
+            first_token_s=3.5,
+            prefix=PrefixUse(miss=MissReason.NO_PREFIX),
+        ),
         RequestTiming(queue_s=3.0, prefill_s=0.0, decode_s=2.0, first_token_s=3.0),
     ]
 

@@ -11,8 +11,9 @@ from hypothesis.stateful import initialize, precondition, rule
 from tests.fakes.fake_mover import FakeMover
 from tests.fakes.scripted_runner import Script
 from tests.scheduler.loop import Loop
-from tests.scheduler.test_scheduler_machine import POISON, VOCAB, SchedulerMachine
+from tests.scheduler.test_scheduler_machine import POISON, VOCAB, SchedulerMachine, prompts
 
+from moestro.core.kv_hints import HintAction, HintRequest
 from moestro.core.page_moves import MoveFailure
 from moestro.kvcache.tier_policy import TierConfig, WritePolicy
 
@@ -102,14 +103,33 @@ class TiersMachine(SchedulerMachine):
     def get_a_store(self) -> None:
         self.mover.has_store = True
 
+    @rule(
+        action=st.sampled_from(list(HintAction)),
+        tokens=prompts(20),
+        salt=st.sampled_from(["", "tenant"]),
+        ttl_s=st.sampled_from([0.0, 1.0, 30.0]),
+    )
+    def hint(self, action: HintAction, tokens: list[int], salt: str, ttl_s: float) -> None:
+        """Pins, drops and prefetches come at any time; the answer adds up."""
+        takes_ttl = action in (HintAction.PIN, HintAction.PREFETCH)
+        request = HintRequest(
+            action=action,
+            token_ids=tuple(tokens),
+            cache_salt=salt,
+            ttl_s=ttl_s if takes_ttl else None,
+        )
+        answer = self.loop.kv.hint(request)
+        assert answer.accepted + answer.clipped == len(tokens)
+        assert (answer.refused is None) == (answer.accepted > 0)
+
     @precondition(lambda self: self.in_flight is None)
     @rule()
     def tend(self) -> None:
         self.loop.scheduler.tend()
         self.loop.check()
         host = self.loop.kv._below.host
-        if not self.tiers.keeps_host and not host.order.num_pages:
-            assert not [run for run in host.order if not run.claims]
+        if not self.tiers.keeps_host:
+            assert host.order.num_pages == 0, "a staging area keeps what nobody needs"
 
     def settle(self) -> None:
         while self.loop.scheduler.tend() or self.mover.queued:
@@ -117,6 +137,8 @@ class TiersMachine(SchedulerMachine):
         self.loop.check()
         below = self.loop.kv._below
         assert below.fetcher.claimed() == []
+        self.now_s += 100.0
+        self.loop.scheduler.tend()  # pins run out
         assert all(not run.claims for run in self.loop.kv._index.runs())
         if self.tiers.host_is_lossy:
             assert not self.mover.store

@@ -82,15 +82,16 @@ def build_engine(
         time.monotonic() - loaded_s,
         runner.graph_summary,
     )
+    cache = KVCacheManager(
+        plan.num_pages,
+        plan.page_size,
+        config.enable_prefix_caching,
+        mover=None if tiers is None else tiers.transfer,
+        tiers=tier_config(config, plan),
+    )
     scheduler = Scheduler(
         SchedulerLimits(plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len),
-        KVCacheManager(
-            plan.num_pages,
-            plan.page_size,
-            config.enable_prefix_caching,
-            mover=None if tiers is None else tiers.transfer,
-            tiers=tier_config(config, plan),
-        ),
+        cache,
         config.scheduling_policy,
         grammar,
         spec.vocab_size,
@@ -99,7 +100,7 @@ def build_engine(
         config=config,
         spec=spec,
         plan=plan,
-        engine=Engine(scheduler, runner, tokenizer, event_sink=event_sink),
+        engine=Engine(scheduler, runner, tokenizer, cache=cache, event_sink=event_sink),
         processor=processor,
         chat_template=chat_template,
         event_sink=event_sink,

@@ -23,6 +23,11 @@ class Claim:
         self.on_host = on_host
         self.runs: list[Run] = []
 
+    @property
+    def is_pin(self) -> bool:
+        """Whether a client asked for it: it pins no pages, it asks to be evicted last."""
+        return not (self.on_device or self.on_host or self.sinks)
+
     def add(self, run: Run) -> None:
         """Claim one more run; once is enough."""
         self.runs.append(run)

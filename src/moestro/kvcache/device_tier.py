@@ -19,7 +19,7 @@ class DeviceTier(Tier):
         super().__init__(num_pages, index, "device", log)
         self._page_bytes = page_size * TOKEN_BYTES
 
-    def hold(self, path: list[tuple[Run, int]], root: Run) -> tuple[Run, list[Run]]:
+    def hold(self, path: list[tuple[Run, int]], root: Run, owner: str) -> tuple[Run, list[Run]]:
         """A sequence shares this path of runs; its tail, and the runs that have no pages yet.
 
         Those hold the place of the first pages of the sequence and must be given pages before
@@ -33,6 +33,8 @@ class DeviceTier(Tier):
                 tail = self._index.split(found, num_equal)
             tail.num_users += 1
             tail.num_hits += 1
+            if tail.owner != owner:
+                tail.owner = None
             if not tail.pages:
                 missing.append(tail)
                 continue
@@ -47,7 +49,7 @@ class DeviceTier(Tier):
         run.num_holders = 1
         self._log.stored(run, "device")
 
-    def publish(self, tail: Run, packed: bytes, pages: list[int]) -> Run:
+    def publish(self, tail: Run, packed: bytes, pages: list[int], owner: str) -> Run:
         """`pages`, with these tokens, follow the sequence's `tail`; its tail from now on."""
         done = 0
         for run, num_equal in self._index.match_below(tail, packed, len(pages)):
@@ -55,12 +57,14 @@ class DeviceTier(Tier):
             if num_equal < run.num_pages:
                 tail = self._index.split(run, num_equal)
             tail.num_users += 1
+            if tail.owner != owner:
+                tail.owner = None
             if not tail.pages:
                 self.fill(tail, pages[done : done + num_equal])
             done += num_equal
         if done:
             packed, pages = packed[done * self._page_bytes :], pages[done:]
-        return self._append(tail, packed, pages) if pages else tail
+        return self._append(tail, packed, pages, owner) if pages else tail
 
     def release(self, tail: Run, pages: list[int], num_published: int) -> None:
         """A sequence with this tail gives back its pages, the first num_published published.
@@ -92,9 +96,10 @@ class DeviceTier(Tier):
         index.prune(run)
         self.allocator.free(unused)
 
-    def _append(self, tail: Run, packed: bytes, pages: list[int]) -> Run:
+    def _append(self, tail: Run, packed: bytes, pages: list[int], owner: str) -> Run:
         """New tokens at the end of a sequence's prefix: in its last run if that is its alone."""
         is_alone = tail.num_users == tail.num_holders == 1 and not tail.children
+        is_alone = is_alone and tail.owner == owner
         if is_alone and not (tail.is_root or tail.claims or tail.slots or tail.stored):
             num_before = tail.num_pages
             self._index.lengthen(tail, packed)
@@ -103,5 +108,6 @@ class DeviceTier(Tier):
             return tail
         run = self._index.add(tail, packed)
         run.num_users = 1
+        run.owner = owner
         self.fill(run, list(pages))
         return run

@@ -66,6 +66,8 @@ class Fetcher:
         self.num_recomputed_pages = 0
         self.num_looked_up_pages = 0
         self.num_fetched_pages = 0
+        self.num_fetched_bytes = 0
+        self.fetch_s = 0.0
         self._config = config
         self._index = index
         self._host = host
@@ -217,6 +219,8 @@ class Fetcher:
 
     def _on_fetched(self, wait: Wait, first: int, flight: Flight, result: MoveResult) -> None:
         slots = list(flight.move.slots)
+        self.num_fetched_bytes += result.num_bytes
+        self.fetch_s += result.seconds
         self.store_speed.add(result.num_bytes, result.seconds, self._clock())
         wait.move_ids.pop(result.move_id, None)
         if wait.is_over:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 
 from moestro.core.kv_hints import PrefixUse
-from moestro.core.page_moves import PageLoad, PageMover
+from moestro.core.page_moves import MoverState, PageLoad, PageMover
 from moestro.kvcache.claim import Claim
 from moestro.kvcache.device_tier import DeviceTier
 from moestro.kvcache.event_log import EventLog
@@ -33,7 +33,7 @@ class LowerTiers:
         log: EventLog,
         clock: Callable[[], float],
     ) -> None:
-        page_bytes = mover.page_bytes if mover is not None else 1
+        self.page_bytes = page_bytes = mover.page_bytes if mover is not None else 0
         self._config = config
         self._index = index
         self._mover = mover
@@ -48,6 +48,10 @@ class LowerTiers:
         self.hits_tokens = {"device": 0, "host": 0, "store": 0}
         self._new_loads = Claim(index, on_device=True, on_host=True)
         self._open_steps: deque[Claim] = deque()
+
+    def mover_state(self) -> MoverState | None:
+        """None without a tier below the device."""
+        return None if self._mover is None else self._mover.state()
 
     @property
     def has_store(self) -> bool:

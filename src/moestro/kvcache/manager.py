@@ -2,21 +2,27 @@
 
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import takewhile
 
 from moestro.core.kv_events import KVEvent
-from moestro.core.kv_hints import PrefixUse
+from moestro.core.kv_hints import HintAnswer, HintRefusal, HintRequest, MissReason, PrefixUse
+from moestro.core.kv_stats import KVTierStats
 from moestro.core.page_moves import PageLoad, PageMover
 from moestro.core.request import Sequence
 from moestro.errors import CapacityError, ConfigError
 from moestro.kvcache.audit import check_accounts
 from moestro.kvcache.device_tier import DeviceTier
 from moestro.kvcache.event_log import EventLog
+from moestro.kvcache.explain import explain_prefix
+from moestro.kvcache.fetcher import Wait
+from moestro.kvcache.hints import HintDesk
 from moestro.kvcache.identity import TOKEN_BYTES, pack_tokens
 from moestro.kvcache.lower_tiers import LowerTiers
 from moestro.kvcache.prefix_index import PrefixIndex
 from moestro.kvcache.run import Run
+from moestro.kvcache.stats import collect_stats
 from moestro.kvcache.tier_policy import TierConfig
 
 
@@ -72,6 +78,7 @@ class KVCacheManager:
         self._log = EventLog(index, page_size, self._tiers.records_events)
         self._device = DeviceTier(num_pages, page_size, index, self._log)
         self._below = LowerTiers(self._tiers, index, self._device, mover, self._log, clock)
+        self._desk = HintDesk(self._tiers, index, self._device, self._below, clock)
         self._tails: dict[int, Run] = {}  # by seq_id: the run that its published prefix ends with
         self._queries_tokens = 0
         self._hits_tokens = 0
@@ -121,7 +128,7 @@ class KVCacheManager:
         path = self._match(seq, use_cache)
         if self._shortage(seq, path, headroom):
             return False
-        tail, missing = self._device.hold(path, self._index.root(_salt(seq)))
+        tail, missing = self._device.hold(path, self._index.root(_salt(seq)), _owner(seq))
         for run in missing:
             self._device.fill(run, self._take(run.num_pages))
         self._below.load(missing)
@@ -152,7 +159,9 @@ class KVCacheManager:
             return
         packed = self._packed(seq, begin, done)
         tail = self._tails[seq.seq_id]
-        end = self._tails[seq.seq_id] = self._device.publish(tail, packed, seq.pages[begin:done])
+        end = self._tails[seq.seq_id] = self._device.publish(
+            tail, packed, seq.pages[begin:done], _owner(seq)
+        )
         self._below.published(end, tail)
         seq.num_published_pages = done
 
@@ -163,7 +172,6 @@ class KVCacheManager:
         self._num_releases += 1
         self._device.release(self._tails.pop(seq.seq_id), seq.pages, seq.num_published_pages)
         seq.pages = []
-        seq.packed_tokens = b""
         seq.num_published_pages = 0
         seq.num_computed_tokens = 0
 
@@ -175,14 +183,47 @@ class KVCacheManager:
         limit = (len(seq.token_ids) - 1) // self.page_size
         return self._below.fetcher.begin(seq.seq_id, _salt(seq), seq.packed_tokens, limit)
 
-    def forget(self, seq: Sequence) -> None:
-        """`seq` ends without having been admitted since it was last named: it waits no more."""
+    def finish(self, seq: Sequence) -> None:
+        """`seq`, which holds nothing any more, has ended: it waits no more; its hints are done."""
         self._below.end_wait(seq.seq_id)
+        hints = seq.request.kv_hints
+        if hints is None:
+            return
+        if not self.enable_prefix_caching:
+            seq.hint_answer = HintAnswer(0, len(seq.token_ids), HintRefusal.CACHING_OFF)
+            return
+        num_packed = len(seq.packed_tokens) // TOKEN_BYTES
+        packed = seq.packed_tokens + pack_tokens(seq.token_ids[num_packed:])
+        seq.packed_tokens = b""
+        seq.hint_answer = self._desk.finish(_salt(seq), packed, _owner(seq), hints)
+
+    def hint(self, request: HintRequest) -> HintAnswer:
+        """See HintedCache."""
+        if not self.enable_prefix_caching:
+            num_tokens = len(request.token_ids or ())
+            return HintAnswer(clipped=num_tokens, refused=HintRefusal.CACHING_OFF)
+        return self._desk.hint(request)
+
+    def explain(self, token_ids: Seq[int], cache_salt: str) -> PrefixUse:
+        """See HintedCache. Of the store nothing is said: asking it would take time."""
+        if not self.enable_prefix_caching:
+            return PrefixUse(miss=MissReason.CACHING_OFF)
+        limit = (len(token_ids) - 1) // self.page_size
+        packed = pack_tokens(token_ids)
+        return explain_prefix(self._index, cache_salt, packed, limit, across_tenants=True)
+
+    def tier_stats(self) -> KVTierStats:
+        """Gauges and counters of every tier."""
+        return collect_stats(self._tiers, self._device, self._below, self._desk, self.page_size)
 
     def poll(self) -> list[int]:
         """Take in what finished moves, start new ones; seq_ids whose wait is over. Once a step."""
         ready, has_news = self._below.poll()
         self._num_releases += has_news
+        self._desk.poll()
+        for prefetch_id in [seq_id for seq_id in ready if seq_id < 0]:
+            self._desk.prefetched(prefetch_id)
+            ready.remove(prefetch_id)
         return ready
 
     def take_loads(self) -> tuple[PageLoad, ...]:
@@ -260,6 +301,22 @@ class KVCacheManager:
             self._refused_short = short
         return short
 
+    def _why_not_all(
+        self, seq: Sequence, use_cache: bool, wait: Wait | None
+    ) -> tuple[MissReason | None, int | None]:
+        """Why an admitted sequence has not found all of its pages, and where they differ."""
+        if not self.enable_prefix_caching:
+            return MissReason.CACHING_OFF, None
+        if not use_cache:
+            return MissReason.NOT_ASKED, None
+        limit = (len(seq.token_ids) - 1) // self.page_size
+        if seq.num_published_pages >= limit:
+            return None, None
+        if wait is not None and wait.miss is not None:
+            return wait.miss, None
+        use = explain_prefix(self._index, _salt(seq), seq.packed_tokens, limit)
+        return use.miss, use.first_difference
+
     def _take(self, num_pages: int) -> list[int]:
         return self._device.take(num_pages, self._below.writes_back)
 
@@ -271,12 +328,15 @@ class KVCacheManager:
         seq.num_cached_tokens = seq.num_computed_tokens
         num_fetched = min(num_loaded, wait.num_fetched) if wait else 0
         size = self.page_size
+        miss, first_difference = self._why_not_all(seq, use_cache, wait)
         seq.prefix = PrefixUse(
             device_tokens=seq.num_cached_tokens - num_loaded * size,
             host_tokens=(num_loaded - num_fetched) * size,
             store_tokens=num_fetched * size,
             lookup_s=wait.lookup_s if wait else 0.0,
             load_store_s=wait.load_s if wait else 0.0,
+            miss=miss,
+            first_difference=first_difference,
         )
         if use_cache and self.enable_prefix_caching:
             self._queries_tokens += len(seq.token_ids)
@@ -295,6 +355,14 @@ def _pages_to(tail: Run) -> list[int]:
     for above in reversed(runs):
         pages += above.pages
     return pages
+
+
+def _owner(seq: Sequence) -> str:
+    """Whose the runs are that `seq` makes: its session's, or its request's alone."""
+    hints = seq.request.kv_hints
+    if hints is not None and hints.session_id is not None:
+        return hints.session_id
+    return f"\0request {seq.request.request_id}"
 
 
 def _salt(seq: Sequence) -> str:

@@ -37,6 +37,10 @@ class PrefixIndex:
             self._salts[root] = cache_salt
         return root
 
+    def find_root(self, cache_salt: str) -> Run | None:
+        """Where the prompts of a tenant begin, if it has any."""
+        return self._roots.get(cache_salt)
+
     def match(self, cache_salt: str, packed: bytes, limit: int) -> list[tuple[Run, int]]:
         """Runs along the first `limit` pages of `packed` tokens, and how many pages of each match.
 
@@ -100,6 +104,7 @@ class PrefixIndex:
             setattr(upper, name, whole[:num_pages])
             del whole[:num_pages]
         upper.stored, upper.num_hits = run.stored, run.num_hits
+        upper.owner = run.owner
         upper.num_users, upper.num_holders = run.num_users, run.num_holders
         upper.claims = list(run.claims)
         for claim in run.claims:
@@ -107,6 +112,18 @@ class PrefixIndex:
         for order in (self.device, self.host):
             order.divide(run, upper, oldest=order is evicting)
         return upper
+
+    def set_priority(self, run: Run, priority: int, oldest: bool = False) -> None:
+        """Its rank in both eviction orders from now on: as the newest of that priority, or as
+        the oldest; nothing changes for a run that has it and is not to be the oldest."""
+        if run.priority == priority and not oldest:
+            return
+        orders = [order for order in (self.device, self.host) if run in order]
+        for order in orders:
+            order.discard(run)
+        run.priority = priority
+        for order in orders:
+            order.add(run, oldest)
 
     def join(self, upper: Run) -> None:
         """Append the only child of `upper` to it if nothing tells the two apart."""
@@ -238,6 +255,7 @@ class PrefixIndex:
             and bool(upper.slots) == bool(lower.slots)
             and upper.stored == lower.stored
             and upper.priority == lower.priority
+            and upper.owner == lower.owner
             and not (self.device.is_pinned(upper) or self.device.is_pinned(lower))
             and not (self.host.is_pinned(upper) or self.host.is_pinned(lower))
         )

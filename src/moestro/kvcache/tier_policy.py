@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 from moestro.errors import ConfigError
 
+PINNED_PRIORITY = 101
+"""Above every priority that a client can ask for."""
+
 
 class WritePolicy(enum.StrEnum):
     """When full pages sink below the device.
@@ -28,7 +31,8 @@ class TierConfig:
     eviction goes down to the low one ahead of need. fetch_timeout_s: what a request waits for the
     store at most beside the time that computing those tokens would take. default_priority: of
     runs without a hint, 0 to 100. session_share: of each tier's pages, what one session's pins
-    may take. records_events: whether take_events gives any.
+    may take. records_events: whether take_events gives any. page_bytes: of
+    a device page, for gauges.
     """
 
     num_host_slots: int = 0
@@ -42,8 +46,9 @@ class TierConfig:
     fetch_timeout_s: float = 1.0
     default_priority: int = 50
     session_share: float = 0.25
-    max_pin_ttl_s: float = 3600.0
+    max_pin_ttl_s: float = 86_400.0
     records_events: bool = False
+    page_bytes: int = 0
 
     def __post_init__(self) -> None:
         _check_range("num_host_slots", self.num_host_slots, 0, 1 << 40)

@@ -101,7 +101,7 @@ class Roster:
         else:
             if self._fetching.pop(seq.seq_id, None) is None:
                 self.queue.discard(seq)
-            self._kv.forget(seq)
+        self._kv.finish(seq)
         seq.status = SequenceStatus.FINISHED
         seq.finish_reason = reason
         seq.stop_reason = stop_reason

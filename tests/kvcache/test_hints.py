@@ -1,0 +1,221 @@
+"""Hints: what is pinned stays, what is dropped goes, and every one is answered."""
+
+from tests.fakes.fake_mover import FakeMover
+
+from moestro.core.kv_hints import HintAction, HintAnswer, HintRefusal, HintRequest, KVHints
+from moestro.core.request import Request, Sequence
+from moestro.core.sampling_params import SamplingParams
+from moestro.kvcache import KVCacheManager
+from moestro.kvcache.tier_policy import TierConfig
+
+A = list(range(100, 112))  # 3 pages of 4
+B = list(range(200, 212))
+
+
+class Cache:
+    """A manager of 8 pages, with a clock, that serves whole requests."""
+
+    def __init__(self, num_pages: int = 8, **options: object) -> None:
+        self.now_s = 0.0
+        mover = options.pop("mover", None)
+        self.kv = KVCacheManager(
+            num_pages,
+            4,
+            mover=mover,  # type: ignore[arg-type]
+            tiers=TierConfig(session_share=0.5, **options),  # type: ignore[arg-type]
+            clock=lambda: self.now_s,
+        )
+        self.next_id = 0
+
+    def start(self, tokens: list[int], hints: KVHints | None = None, salt: str = "") -> Sequence:
+        self.next_id += 1
+        request = Request(
+            request_id=str(self.next_id),
+            prompt_token_ids=tuple(tokens),
+            params=SamplingParams(),
+            seed=0,
+            max_tokens=1,
+            cache_salt=salt,
+            kv_hints=hints,
+        )
+        seq = Sequence(self.next_id, request, 0, list(tokens))
+        assert self.kv.admit(seq, 0)
+        return seq
+
+    def end(self, seq: Sequence) -> None:
+        self.kv.publish(seq, len(seq.token_ids))
+        self.kv.release(seq)
+        self.kv.finish(seq)
+        self.kv.check([])
+
+    def serve(self, tokens: list[int], hints: KVHints | None = None, salt: str = "") -> Sequence:
+        seq = self.start(tokens, hints, salt)
+        self.end(seq)
+        return seq
+
+    def hint(self, action: HintAction, **options: object) -> HintAnswer:
+        answer = self.kv.hint(HintRequest(action=action, **options))  # type: ignore[arg-type]
+        self.kv.check([])
+        return answer
+
+    def num_cached(self, tokens: list[int], salt: str = "") -> int:
+        return self.kv.explain([*tokens, 0], salt).num_cached_tokens
+
+
+def test_a_pin_outlives_what_came_later_until_its_time_is_over() -> None:
+    cache = Cache()
+    seq = cache.serve(A, KVHints(session_id="a", pin_ttl_s=10.0))
+    assert seq.hint_answer == HintAnswer(12, 0, None, 10.0)
+    cache.serve(B)
+    cache.serve([7] * 16)  # 8 pages: B goes, A stays
+    assert cache.num_cached(A) == 12
+    assert cache.num_cached(B) == 4
+    assert cache.kv.tier_stats().num_pins == 1
+    cache.now_s = 10.0
+    cache.kv.poll()
+    assert cache.kv.tier_stats().num_pins == 0
+    cache.serve([8] * 32)
+    assert cache.num_cached(A) == 0
+
+
+def test_a_pin_never_keeps_a_running_sequence_from_its_pages() -> None:
+    cache = Cache()
+    cache.serve(A, KVHints(session_id="a", pin_ttl_s=10.0))
+    cache.end(cache.start([9] * 32))
+    assert cache.num_cached(A) == 0
+
+
+def test_a_pin_is_clipped_to_its_quota_and_replaced_by_the_next() -> None:
+    cache = Cache(num_pages=8)  # 4 pages a session, 4 for all
+    long = list(range(24))
+    answer = cache.serve(long, KVHints(session_id="a", pin_ttl_s=5.0)).hint_answer
+    assert answer == HintAnswer(16, 8, None, 5.0)
+    cache.serve(A[:4])
+    other = cache.hint(HintAction.PIN, token_ids=tuple(A[:4]), ttl_s=5.0)
+    assert other == HintAnswer(0, 4, HintRefusal.OVER_QUOTA)
+    again = cache.hint(HintAction.PIN, session_id="a", ttl_s=7.0)
+    assert (again.accepted, again.expires_in_s) == (16, 7.0)
+    ended = cache.hint(HintAction.PIN, session_id="a", ttl_s=0)
+    assert (ended.accepted, ended.expires_in_s) == (16, 0.0)
+    assert cache.hint(HintAction.PIN, token_ids=tuple(A[:4]), ttl_s=5.0).accepted == 4
+
+
+def test_two_pins_of_one_prefix_hold_until_the_last_ends() -> None:
+    cache = Cache()
+    cache.serve(A[:8])
+    cache.hint(HintAction.PIN, token_ids=tuple(A[:8]), ttl_s=5.0)
+    cache.serve([*A[:4], 1, 2, 3, 4], KVHints(session_id="b", pin_ttl_s=20.0))
+    cache.now_s = 6.0
+    cache.kv.poll()
+    cache.serve([8] * 24)
+    assert cache.num_cached([*A[:4], 1, 2, 3, 4]) == 8
+    assert cache.num_cached(A[:8]) == 4
+
+
+def test_unknown_sessions_and_other_tenants_are_told_the_same() -> None:
+    cache = Cache()
+    cache.serve(A, KVHints(session_id="a"), salt="one")
+    for salt in ("", "two"):
+        for action in HintAction:
+            ttl_s = 1.0 if action is HintAction.PIN else None
+            answer = cache.hint(action, session_id="a", cache_salt=salt, ttl_s=ttl_s)
+            assert answer.refused is HintRefusal.UNKNOWN_SESSION
+    assert cache.hint(HintAction.DROP, session_id="a", cache_salt="one").accepted == 12
+
+
+def test_what_is_not_cached_can_not_be_pinned() -> None:
+    cache = Cache()
+    answer = cache.hint(HintAction.PIN, token_ids=tuple(A), ttl_s=5.0)
+    assert answer == HintAnswer(0, 12, HintRefusal.NOT_CACHED)
+
+
+def test_drop_on_finish_takes_what_only_this_session_used() -> None:
+    cache = Cache(num_pages=20)
+    cache.serve(A[:8], KVHints(session_id="a"))
+    cache.serve([*A[:8], 1, 2, 3, 4], KVHints(session_id="b"))
+    seq = cache.serve([*A[:8], 5, 5, 5, 5, 6], KVHints(session_id="a", drop_on_finish=True))
+    assert seq.hint_answer is not None
+    assert seq.hint_answer.accepted == 4  # the first two pages have been found by b
+    assert cache.num_cached([*A[:8], 5, 5, 5, 5]) == 8
+    assert cache.num_cached([*A[:8], 1, 2, 3, 4]) == 12
+    assert cache.hint(HintAction.DROP, session_id="a").refused is HintRefusal.UNKNOWN_SESSION
+
+
+def test_drop_by_prompt_takes_the_branch_with_what_was_generated() -> None:
+    cache = Cache(num_pages=20)
+    cache.serve([*A[:8], 1, 2, 3, 4, 5, 6, 7, 8])
+    cache.serve([*A[:8], 9, 9, 9, 9])
+    answer = cache.hint(HintAction.DROP, token_ids=(*A[:8], 1, 2, 3, 4))
+    assert answer.accepted == 8
+    assert cache.num_cached([*A[:8], 1, 2, 3, 4]) == 8
+    assert cache.num_cached([*A[:8], 9, 9, 9, 9]) == 12
+
+
+def test_what_runs_is_not_dropped() -> None:
+    cache = Cache()
+    cache.serve(A, KVHints(session_id="a"))
+    seq = cache.start([*A, 1])
+    answer = cache.kv.hint(HintRequest(action=HintAction.DROP, session_id="a"))
+    assert answer.refused is HintRefusal.IN_USE
+    cache.end(seq)
+    assert cache.num_cached(A) == 12
+
+
+def test_what_is_demoted_goes_first_and_its_end_before_its_start() -> None:
+    cache = Cache()
+    cache.serve(B)
+    cache.serve(A, KVHints(session_id="a"))
+    assert cache.hint(HintAction.DEMOTE, session_id="a").accepted == 12
+    cache.serve([7] * 16)  # takes 2 free pages and 2 of A
+    assert cache.num_cached(A) == 4
+    assert cache.num_cached(B) == 12
+
+
+def test_priority_of_a_request_decides_between_idle_runs() -> None:
+    cache = Cache()
+    cache.serve(A, KVHints(priority=90))
+    cache.serve(B)
+    cache.serve([7] * 16)
+    assert (cache.num_cached(A), cache.num_cached(B)) == (12, 4)
+
+
+def test_prefetch_brings_stored_pages_to_the_host_and_pins_them() -> None:
+    first = FakeMover()
+    cache = Cache(mover=first, num_host_slots=8)
+    cache.serve(A)
+    for _ in range(3):
+        cache.kv.poll()
+        first.finish_all()
+    mover = FakeMover()
+    mover.store = first.store
+    assert len(mover.store) == 3
+    cache = Cache(mover=mover, num_host_slots=8)
+    answer = cache.hint(HintAction.PREFETCH, token_ids=tuple(A), ttl_s=9.0)
+    assert answer == HintAnswer(12, 0)
+    for _ in range(3):
+        mover.finish_all()
+        assert cache.kv.poll() == []
+    assert cache.kv.explain([*A, 0], "").host_tokens == 12
+    assert cache.kv.tier_stats().num_pins == 1
+    cache.kv.check([])
+    assert cache.hint(HintAction.PREFETCH, token_ids=tuple(A)).accepted == 12
+
+
+def test_prefetch_without_tiers_says_so() -> None:
+    answer = Cache().hint(HintAction.PREFETCH, token_ids=tuple(A))
+    assert answer == HintAnswer(0, 12, HintRefusal.NO_TIER)
+
+
+def test_every_answer_is_counted() -> None:
+    cache = Cache()
+    cache.serve(A, KVHints(session_id="a", pin_ttl_s=1.0))
+    cache.hint(HintAction.PIN, session_id="b", ttl_s=1.0)
+    (counts,) = cache.kv.tier_stats().hints
+    assert (counts.action, counts.num_accepted, counts.num_refused) == ("pin", 1, 1)
+    assert (counts.accepted_tokens, counts.clipped_tokens) == (12, 0)
+
+
+def test_without_caching_hints_are_refused() -> None:
+    kv = KVCacheManager(8, 4, enable_prefix_caching=False)
+    answer = kv.hint(HintRequest(action=HintAction.DROP, token_ids=tuple(A)))
+    assert answer == HintAnswer(0, 12, HintRefusal.CACHING_OFF)
