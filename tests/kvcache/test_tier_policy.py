@@ -9,7 +9,6 @@ from moestro.kvcache.tier_policy import (
     Speed,
     TierConfig,
     WritePolicy,
-    is_stale,
     pages_per_move,
     pages_to_clean,
     should_load,
@@ -66,10 +65,14 @@ def test_nothing_done_tells_nothing() -> None:
     assert speed.measured_s is None
 
 
-def test_a_measurement_gets_old() -> None:
-    assert is_stale(None, 0.0, 10.0)
-    assert not is_stale(0.0, 10.0, 10.0)
-    assert is_stale(0.0, 10.1, 10.0)
+def test_an_old_measurement_is_stale_and_forgotten_with_the_next() -> None:
+    speed = Speed(max_age_s=10.0)
+    assert speed.is_stale(0.0)
+    speed.add(1.0, 100.0, 0.0)
+    assert not speed.is_stale(10.0)
+    assert speed.is_stale(10.1)
+    speed.add(1000.0, 1.0, 10.1)
+    assert speed.per_s == pytest.approx(1000)
 
 
 @pytest.mark.parametrize(

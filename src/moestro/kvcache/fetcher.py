@@ -10,7 +10,7 @@ from moestro.kvcache.identity import TOKEN_BYTES, page_hashes
 from moestro.kvcache.prefix_index import PrefixIndex
 from moestro.kvcache.run import Run
 from moestro.kvcache.tier import Tier
-from moestro.kvcache.tier_policy import Speed, TierConfig, is_stale, pages_per_move, should_load
+from moestro.kvcache.tier_policy import Speed, TierConfig, pages_per_move, should_load
 from moestro.kvcache.transfers import Flight, Transfers
 
 _MAX_CHUNKS = 2
@@ -61,7 +61,7 @@ class Fetcher:
         page_bytes: int,
         clock: Callable[[], float],
     ) -> None:
-        self.store_speed = Speed()
+        self.store_speed = Speed(_SPEED_AGE_S)
         self.prefill_speed = Speed()
         self.num_recomputed_pages = 0
         self.num_looked_up_pages = 0
@@ -180,13 +180,12 @@ class Fetcher:
 
     def _max_chunks(self) -> int:
         """How many fetches of a sequence may be under way: one while it is a measurement."""
-        is_old = is_stale(self.store_speed.measured_s, self._clock(), _SPEED_AGE_S)
-        return 1 if is_old else _MAX_CHUNKS
+        return 1 if self.store_speed.is_stale(self._clock()) else _MAX_CHUNKS
 
     def _pays(self, wait: Wait) -> bool:
         """Whether the pages not asked for yet are read faster than computed."""
         num_pages = wait.end - wait.next_page
-        if is_stale(self.store_speed.measured_s, self._clock(), _SPEED_AGE_S):
+        if self.store_speed.is_stale(self._clock()):
             return True  # one move's worth, to know
         load_s = self.store_speed.seconds_for(num_pages * self._page_bytes)
         compute_s = self.prefill_speed.seconds_for(num_pages * self._page_size)

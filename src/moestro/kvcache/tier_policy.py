@@ -1,6 +1,7 @@
 """Policies of the KV tiers as pure functions: what moves between them, and when."""
 
 import enum
+import math
 from dataclasses import dataclass
 
 from moestro.errors import ConfigError
@@ -65,12 +66,14 @@ class Speed:
     """A rate measured as it goes: units a second, recent work counting most.
 
     None until the first measurement. Work and time are averaged apart, so that many small pieces
-    don't outweigh a large one.
+    don't outweigh a large one. What is older than max_age_s is forgotten with the next piece:
+    things may be different now.
     """
 
     _KEEP = 0.8
 
-    def __init__(self) -> None:
+    def __init__(self, max_age_s: float = math.inf) -> None:
+        self._max_age_s = max_age_s
         self._work = 0.0
         self._seconds = 0.0
         self.measured_s: float | None = None
@@ -80,9 +83,15 @@ class Speed:
         """So much was done in so many seconds; nothing done tells nothing."""
         if work <= 0 or seconds <= 0:
             return
+        if self.is_stale(now_s):
+            self._work = self._seconds = 0.0
         self._work = self._work * self._KEEP + work
         self._seconds = self._seconds * self._KEEP + seconds
         self.measured_s = now_s
+
+    def is_stale(self, now_s: float) -> bool:
+        """Whether there is no measurement, or one so old that a small probe should renew it."""
+        return self.measured_s is None or now_s - self.measured_s > self._max_age_s
 
     @property
     def per_s(self) -> float | None:
@@ -96,11 +105,6 @@ class Speed:
 def should_load(load_s: float | None, recompute_s: float | None) -> bool:
     """Whether reading pages beats computing them. What is not known yet is worth measuring."""
     return load_s is None or recompute_s is None or load_s <= recompute_s
-
-
-def is_stale(measured_s: float | None, now_s: float, max_age_s: float) -> bool:
-    """Whether a measurement is missing or so old that a small probe should renew it."""
-    return measured_s is None or now_s - measured_s > max_age_s
 
 
 def should_sink(policy: WritePolicy, num_hits: int, selective_hits: int) -> bool:
