@@ -219,3 +219,13 @@ def test_without_caching_hints_are_refused() -> None:
     kv = KVCacheManager(8, 4, enable_prefix_caching=False)
     answer = kv.hint(HintRequest(action=HintAction.DROP, token_ids=tuple(A)))
     assert answer == HintAnswer(0, 12, HintRefusal.CACHING_OFF)
+
+
+def test_a_session_that_is_pinned_turn_after_turn_stays_one_run() -> None:
+    cache = Cache(num_pages=40)
+    tokens = list(A)
+    for turn in range(6):
+        cache.serve(tokens, KVHints(session_id="a", pin_ttl_s=50.0))
+        tokens = [*tokens, *(turn + i for i in range(4))]
+    assert len(list(cache.kv._index.runs())) <= 2
+    assert cache.num_cached(tokens[:-4]) == 32

@@ -51,6 +51,9 @@ def test_pins_run_out() -> None:
     sessions.pin(pin(("", "b"), 1, 6.0))
     assert sessions.expired(4.9) == []
     assert sessions.expired(5.0) == [("", "a")]
+    sessions.unpin(("", "a"))
+    assert sessions.expired(5.9) == []
+    assert sessions.expired(7.0) == [("", "b")]
 
 
 def test_answers_are_counted_by_action() -> None:

@@ -178,6 +178,8 @@ class Engine:
             if not (schedule.sequences or schedule.released or schedule.loads or updates):
                 raise RuntimeError(f"step {schedule.step_id} has requests but schedules nothing")
             deltas += (d for u in updates if (d := self._digest(u, now_s)) is not None)
+            if not self._scheduler.has_work():
+                self._scheduler.tend()  # what this step computed begins to sink
             self._tell_events()
         times, self._times = self._times, []
         return StepReport(tuple(deltas), self.stats(), tuple(times), expert_tokens)

@@ -124,6 +124,7 @@ class HintDesk:
         for run in reversed(pin.claim.end()):
             self._set_priority(run, self._index.default_priority)
             self._index.prune(run)
+            self._index.join(run)
         return pin.num_pages
 
     def _prefetch(self, key: SessionKey, packed: bytes, ttl_s: float | None) -> HintAnswer:

@@ -1,5 +1,6 @@
 """Sessions: what names of sessions mean, which pins run, and what they may take. Pure accounts."""
 
+import math
 from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ class Sessions:
         self._pins: dict[SessionKey, Pin] = {}
         self._counts: dict[str, Counter[str]] = {}
         self.num_pinned_pages = 0
+        self._next_expiry_s = math.inf
 
     @property
     def num_sessions(self) -> int:
@@ -71,6 +73,7 @@ class Sessions:
         """Account for a pin of a session that has none."""
         self._pins[pin.owner] = pin
         self.num_pinned_pages += pin.num_pages
+        self._next_expiry_s = min(self._next_expiry_s, pin.expires_s)
 
     def unpin(self, key: SessionKey) -> Pin | None:
         """Take the pin of a session out of the accounts."""
@@ -80,8 +83,13 @@ class Sessions:
         return pin
 
     def expired(self, now_s: float) -> list[SessionKey]:
-        """Whose pins have run out."""
-        return [key for key, pin in self._pins.items() if now_s >= pin.expires_s]
+        """Whose pins have run out; costs nothing before the first of them does."""
+        if now_s < self._next_expiry_s:
+            return []
+        over = [key for key, pin in self._pins.items() if now_s >= pin.expires_s]
+        left = (pin.expires_s for pin in self._pins.values() if now_s < pin.expires_s)
+        self._next_expiry_s = min(left, default=math.inf)
+        return over
 
     def count(self, action: HintAction, answer: HintAnswer) -> HintAnswer:
         """Count an answer and give it back."""
