@@ -11,6 +11,7 @@ from moestro.kvcache.tier_policy import (
     WritePolicy,
     pages_per_move,
     pages_to_clean,
+    pages_to_probe,
     should_load,
     should_sink,
 )
@@ -73,6 +74,15 @@ def test_an_old_measurement_is_stale_and_forgotten_with_the_next() -> None:
     assert speed.is_stale(10.1)
     speed.add(1000.0, 1.0, 10.1)
     assert speed.per_s == pytest.approx(1000)
+
+
+def test_a_probe_costs_a_twentieth_of_computing_at_most() -> None:
+    assert pages_to_probe(None, 1.0, 100, 8) == 8
+    assert pages_to_probe(1.0, None, 100, 8) == 8
+    assert pages_to_probe(1.0, 1.0, 100, 8) == 5
+    assert pages_to_probe(0.5, 1.0, 100, 8) == 8
+    assert pages_to_probe(1000.0, 1.0, 100, 8) == 1
+    assert pages_to_probe(0.01, 1.0, 3, 8) == 3
 
 
 @pytest.mark.parametrize(

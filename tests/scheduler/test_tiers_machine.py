@@ -15,7 +15,7 @@ from tests.scheduler.test_scheduler_machine import POISON, VOCAB, SchedulerMachi
 
 from moestro.core.kv_hints import HintAction, HintRequest
 from moestro.core.page_moves import MoveFailure
-from moestro.kvcache.tier_policy import TierConfig, WritePolicy
+from moestro.kvcache.tier_policy import PINNED_PRIORITY, TierConfig, WritePolicy
 
 
 @st.composite
@@ -121,12 +121,26 @@ class TiersMachine(SchedulerMachine):
         answer = self.loop.kv.hint(request)
         assert answer.accepted + answer.clipped == len(tokens)
         assert (answer.refused is None) == (answer.accepted > 0)
+        self.check_pins()
+
+    def check_pins(self) -> None:
+        """Within their quota, and last in both eviction orders."""
+        sessions = self.loop.kv._desk.sessions
+        capacity = max(self.loop.kv.num_pages, self.tiers.num_host_slots)
+        assert sessions.num_pinned_pages <= capacity // 2
+        for pin in sessions._pins.values():
+            assert pin.num_pages == sum(run.num_pages for run in pin.claim.runs)
+            assert all(run.priority == PINNED_PRIORITY for run in pin.claim.runs)
+        for order in (self.loop.kv._index.device, self.loop.kv._index.host):
+            priorities = [run.priority for run in order]
+            assert priorities == sorted(priorities)
 
     @precondition(lambda self: self.in_flight is None)
     @rule()
     def tend(self) -> None:
         self.loop.scheduler.tend()
         self.loop.check()
+        self.check_pins()
         host = self.loop.kv._below.host
         if not self.tiers.keeps_host:
             assert host.order.num_pages == 0, "a staging area keeps what nobody needs"

@@ -10,7 +10,13 @@ from moestro.kvcache.identity import TOKEN_BYTES, page_hashes
 from moestro.kvcache.prefix_index import PrefixIndex
 from moestro.kvcache.run import Run
 from moestro.kvcache.tier import Tier
-from moestro.kvcache.tier_policy import Speed, TierConfig, pages_per_move, should_load
+from moestro.kvcache.tier_policy import (
+    Speed,
+    TierConfig,
+    pages_per_move,
+    pages_to_probe,
+    should_load,
+)
 from moestro.kvcache.transfers import Flight, Transfers
 
 _MAX_CHUNKS = 2
@@ -186,7 +192,7 @@ class Fetcher:
         """Whether the pages not asked for yet are read faster than computed."""
         num_pages = wait.end - wait.next_page
         if self.store_speed.is_stale(self._clock()):
-            return True  # one move's worth, to know
+            return True  # a few, to know
         load_s = self.store_speed.seconds_for(num_pages * self._page_bytes)
         compute_s = self.prefill_speed.seconds_for(num_pages * self._page_size)
         if should_load(load_s, compute_s):
@@ -195,8 +201,16 @@ class Fetcher:
         wait.miss = wait.miss or MissReason.RECOMPUTED
         return False
 
+    def _next_pages(self, wait: Wait) -> int:
+        num_pages = wait.end - wait.next_page
+        if not self.store_speed.is_stale(self._clock()):
+            return min(num_pages, self._chunk_pages)
+        load_s = self.store_speed.seconds_for(num_pages * self._page_bytes)
+        compute_s = self.prefill_speed.seconds_for(num_pages * self._page_size)
+        return pages_to_probe(load_s, compute_s, num_pages, self._chunk_pages)
+
     def _fetch(self, wait: Wait) -> bool:
-        num_pages = min(self._chunk_pages, wait.end - wait.next_page)
+        num_pages = self._next_pages(wait)
         if self._host.num_available < num_pages:
             return False
         first, slots = wait.next_page, self._host.take(num_pages)

@@ -107,6 +107,20 @@ def should_load(load_s: float | None, recompute_s: float | None) -> bool:
     return load_s is None or recompute_s is None or load_s <= recompute_s
 
 
+def pages_to_probe(
+    old_load_s: float | None, compute_s: float | None, num_pages: int, chunk_pages: int
+) -> int:
+    """How many of `num_pages` to read for an old measurement's sake: a move's worth, unless at
+    the old speed that would take more than a twentieth of what computing all of them takes.
+
+    old_load_s, compute_s: of all num_pages.
+    """
+    most = min(num_pages, chunk_pages)
+    if not old_load_s or compute_s is None:
+        return most
+    return max(1, min(most, int(num_pages * compute_s / old_load_s / 20)))
+
+
 def should_sink(policy: WritePolicy, num_hits: int, selective_hits: int) -> bool:
     """Whether a computed run that a sequence has published or found is to be saved now."""
     if policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
