@@ -26,7 +26,7 @@ class World:
             32,
             4,
             mover=self.mover,
-            tiers=TierConfig(num_host_slots=num_slots, move_chunk_bytes=2, **options),  # type: ignore[arg-type]
+            tiers=TierConfig(num_host_slots=num_slots, move_chunk_bytes=2, **options),
             clock=lambda: self.now_s,
         )
         self.fetcher = self.kv._below.fetcher

@@ -21,8 +21,8 @@ class Cache:
         self.kv = KVCacheManager(
             num_pages,
             4,
-            mover=mover,  # type: ignore[arg-type]
-            tiers=TierConfig(session_share=0.5, **options),  # type: ignore[arg-type]
+            mover=mover,
+            tiers=TierConfig(session_share=0.5, **options),
             clock=lambda: self.now_s,
         )
         self.next_id = 0
@@ -54,7 +54,7 @@ class Cache:
         return seq
 
     def hint(self, action: HintAction, **options: object) -> HintAnswer:
-        answer = self.kv.hint(HintRequest(action=action, **options))  # type: ignore[arg-type]
+        answer = self.kv.hint(HintRequest(action=action, **options))
         self.kv.check([])
         return answer
 

@@ -132,4 +132,4 @@ def test_a_move_has_a_page_at_least() -> None:
 )
 def test_nonsense_is_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{field} must be between"):
-        TierConfig(**{field: value})  # type: ignore[arg-type]
+        TierConfig(**{field: value})
