@@ -86,7 +86,7 @@ def decode_step_us(batch: int, steps: int, page_size: int) -> dict[str, float]:
 
 
 def long_prompt_ms(num_tokens: int, page_size: int) -> dict[str, float]:
-    """Cost of a long prompt: naming its pages, admitting it whole from the cache, releasing it."""
+    """Cost of a long prompt: packing its tokens, admitting it whole from the cache, releasing it."""
     scheduler = make_scheduler(2 * num_tokens // page_size, page_size)
     scheduler.add(request("a", num_tokens, 1))
     while scheduler.has_work():
@@ -127,7 +127,7 @@ def main() -> None:
         tries = [long_prompt_ms(num_tokens, args.page_size) for _ in range(5)]
         row = {name: min(one[name] for one in tries) for name in tries[0]}
         out(
-            f"prompt of {num_tokens} tokens, all cached: add {row['add']:.2f} ms (hashing), "
+            f"prompt of {num_tokens} tokens, all cached: add {row['add']:.2f} ms (packing), "
             f"schedule {row['schedule']:.2f} ms, last update with release {row['release']:.2f} ms\n"
         )
 
