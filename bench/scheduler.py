@@ -86,7 +86,7 @@ def decode_step_us(batch: int, steps: int, page_size: int) -> dict[str, float]:
 
 
 def long_prompt_ms(num_tokens: int, page_size: int) -> dict[str, float]:
-    """Cost of a long prompt: packing its tokens, admitting it whole from the cache, releasing it."""
+    """Cost of a long prompt: packing its tokens, admitting it from the cache, releasing it."""
     scheduler = make_scheduler(2 * num_tokens // page_size, page_size)
     scheduler.add(request("a", num_tokens, 1))
     while scheduler.has_work():
