@@ -103,8 +103,8 @@ def _rounds(calls: Mapping[str, Call], seconds: float) -> list[dict[str, float]]
 
 class Turn:
     """Times one call when it is its turn: after a pause in which the threads of others fall asleep
-    and one untimed call that wakes its own, over as many calls as fill SHORTEST_S. Every call takes
-    the next number, and so the data that was used longest ago.
+    and, where it is short, one untimed call that wakes its own, over as many calls as fill
+    SHORTEST_S. Every call takes the next number, and so the data that was used longest ago.
     """
 
     def __init__(self, call: Call) -> None:
@@ -114,7 +114,8 @@ class Turn:
 
     def seconds(self) -> float:
         time.sleep(PAUSE_S)
-        self._time(1)
+        if self._repeats > 1:
+            self._time(1)
         return self._time(self._repeats)
 
     def _time(self, repeats: int) -> float:
