@@ -29,6 +29,7 @@ def test_hints_at_their_limits_are_taken() -> None:
         ({"session_id": ""}, "session_id", "1 to 256 characters"),
         ({"session_id": "s" * 257}, "session_id", "got 257"),
         ({"session_id": 7}, "session_id", "must be text"),
+        ({"session_id": "a\0b"}, "session_id", "must be printable"),
         ({"pin_ttl_s": -1}, "pin_ttl_s", r"must be in \[0, 86400\]"),
         ({"pin_ttl_s": 86_401}, "pin_ttl_s", "got 86401"),
         ({"pin_ttl_s": math.nan}, "pin_ttl_s", "number of seconds"),

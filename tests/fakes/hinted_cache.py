@@ -15,7 +15,8 @@ PAGE_SIZE = 4
 class HintedCacheFake:
     """Whole pages of 4 tokens are accepted; session "known" has 10 tokens, others are unknown.
 
-    A prompt that begins with token 13 raises. events: what the next take_events gives.
+    A prompt that begins with token 13 raises. To the salt "nosy" all prompts are another
+    tenant's. events: what the next take_events gives.
     """
 
     hints: list[HintRequest] = field(default_factory=list)
@@ -35,6 +36,8 @@ class HintedCacheFake:
 
     def explain(self, token_ids: Sequence[int], cache_salt: str) -> PrefixUse:
         self.asked.append((tuple(token_ids), cache_salt))
+        if cache_salt == "nosy":
+            return PrefixUse(miss=MissReason.OTHER_NAMESPACE)
         return PrefixUse(
             device_tokens=4, store_tokens=8, miss=MissReason.DIFFERS, first_difference=12
         )

@@ -30,6 +30,13 @@ def test_cached_tokens_by_source(source: str) -> None:
     assert value(metrics, "vllm:external_prefix_cache_hits_total") == 384
 
 
+def test_hits_below_the_device_are_counted_apart() -> None:
+    """As in vLLM: prefix_cache_hits + external_prefix_cache_hits is what the sources sum up to."""
+    metrics = ServerMetrics("m", 3000, {})
+    metrics.observe_step(EngineStats(kv=FULL, prefix_hits_tokens=448))
+    assert value(metrics, "vllm:prefix_cache_hits_total") == 64
+
+
 def test_every_number_of_a_tier() -> None:
     metrics = told(FULL)
     found = {

@@ -125,6 +125,12 @@ def test_a_prompt_is_explained() -> None:
     assert engine.cache.asked == [((0, 1, 2, 3, 4), "me")]
 
 
+def test_what_other_tenants_have_is_not_told() -> None:
+    body = {"prompt": "abcde", "cache_salt": "nosy"}
+    answer = post(make_context(FakeEngine()), "/v1/kv/explain", body).json()
+    assert answer["miss_reason"] == "no_prefix"
+
+
 @pytest.mark.parametrize(("path", "ask"), [(CHAT, {"messages": [USER]}), (TEXT, {"prompt": "a"})])
 def test_hints_and_timing_of_a_request(path: str, ask: dict[str, Any]) -> None:
     engine = FakeEngine()

@@ -212,6 +212,8 @@ def check_session_id(value: object, param: str) -> None:
         raise RequestError(
             f"{param} must have 1 to {MAX_SESSION_ID_CHARS} characters, got {len(value)}.", param
         )
+    if not value.isprintable():
+        raise RequestError(f"{param} must be printable, got {shown(value)}.", param)
 
 
 def check_ttl_s(value: object, param: str) -> None:

@@ -42,6 +42,7 @@ def tier_config(config: EngineConfig, plan: Plan) -> TierConfig:
         selective_hits=config.kv_selective_hits,
         fetch_timeout_s=config.kv_store_timeout_s,
         records_events=config.kv_events.publishes,
+        page_bytes=plan.kv_cache_bytes // plan.num_pages,
     )
 
 

@@ -205,6 +205,8 @@ class ServerMetrics:
         stepped = stats.num_steps > self._seen["num_steps"]
         for name, counter in self._counters.items():
             value = getattr(stats, name)
+            if name == "prefix_hits_tokens" and stats.kv is not None:
+                value -= stats.kv.external_hits_tokens  # vLLM counts those apart
             counter.inc(max(0, value - self._seen[name]))
             self._seen[name] = max(value, self._seen[name])
         if stats.kv is not None:

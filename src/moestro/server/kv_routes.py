@@ -8,7 +8,7 @@ from fastapi import Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response
 
-from moestro.core.kv_hints import HintAction
+from moestro.core.kv_hints import HintAction, MissReason
 from moestro.engine.input_processor import Prompt
 from moestro.server.body import FieldRules, parse_body
 from moestro.server.engine_client import ServedModel, ServerContext
@@ -104,7 +104,10 @@ def handler_of(action: HintAction) -> Handler:
 
 
 async def explain(request: Request) -> Response:
-    """What a prompt would find in the cache now, and why not more."""
+    """What a prompt would find in the cache now, and why not more.
+
+    That another tenant has it is not told: whoever asks must not learn what others send.
+    """
     context: ServerContext = request.app.state.context
     body = await parse_body(request, PrefixBody, RULES, context.max_body_bytes)
     prompt = await _prompt(context, body, body.given())
@@ -114,11 +117,12 @@ async def explain(request: Request) -> Response:
         cache_salt=body.cache_salt or "",
         add_special_tokens=body.writes_special_tokens,
     )
+    is_others = found.miss is MissReason.OTHER_NAMESPACE
     return _json(
         {
             "prompt_tokens": num_tokens,
             "cached_tokens": cached_json(found),
-            "miss_reason": found.miss,
+            "miss_reason": MissReason.NO_PREFIX if is_others else found.miss,
             "first_difference": found.first_difference,
         }
     )
