@@ -87,6 +87,40 @@ def test_equals_a_plain_lru_when_requests_take_no_time() -> None:
     assert 0.1 < rate < ideal - 0.1
 
 
+def test_host_tier_finds_what_the_device_gave_up() -> None:
+    """Four sessions of up to 17 pages in 20, and all of them in the host's 200."""
+    workload = growing(4, 4)
+    alone = replayed(workload, Capacity(device_pages=20), num_lanes=4)
+    result = replayed(workload, Capacity(device_pages=20, host_pages=200), num_lanes=4)
+    assert alone.device_tokens < result.device_tokens + result.host_tokens
+    assert result.host_tokens > 0
+    assert result.device_tokens + result.host_tokens == 4 * 1536
+
+
+def test_store_finds_what_the_host_gave_up() -> None:
+    """Reading a page takes 1 ms, computing it 64 ms."""
+    costs = StepCosts(prefill_tokens_per_s=1000.0, decode_step_s=0.001, page_bytes=1_000_000)
+    moves = MoveCosts(put_bytes_per_s=1e9, fetch_bytes_per_s=1e9)
+    capacity = Capacity(device_pages=20, host_pages=40, store_pages=1000)
+    clients = Clients(num_lanes=4)
+    result = Replay(growing(4, 4), capacity, clients, costs, moves).run()
+    assert result.num_requests == 16
+    assert result.store_tokens > 0
+    found = result.device_tokens + result.host_tokens + result.store_tokens
+    assert found > 0.9 * 4 * 1536
+
+
+def test_what_takes_longer_to_load_is_computed() -> None:
+    """Reading a page takes 1 s, computing it 64 ms: after the first look nothing is read."""
+    costs = StepCosts(prefill_tokens_per_s=1000.0, decode_step_s=0.001, page_bytes=1_000_000)
+    moves = MoveCosts(put_bytes_per_s=1e9, fetch_bytes_per_s=1e6)
+    capacity = Capacity(device_pages=20, store_pages=1000)
+    result = Replay(growing(4, 6), capacity, Clients(num_lanes=4), costs, moves).run()
+    assert result.num_requests == 16
+    assert result.num_refused == 8
+    assert result.store_tokens < 0.2 * result.queries_tokens
+
+
 def test_two_runs_are_equal() -> None:
     workload = load_workload(TRACES / "weka" / "claude_code_traces.rle.jsonl.gz").limited(150, None)
     first, second = (

@@ -62,6 +62,7 @@ class Tier:
         self.allocator.free(getattr(run, self._field))
         setattr(run, self._field, [])
         self._index.prune(run)
+        self._index.join(run)  # what was evicted piece by piece is one run again
 
     def trim(self, low: float, high: float) -> None:
         """Above the share `high` of its pages, evict down to the share `low`."""
