@@ -174,7 +174,9 @@ def test_a_bad_variable_is_a_user_mistake() -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["plan", "tiny-hy3"], ["serve", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["plan", "tiny-hy3"], ["serve", "--help"], ["kv", "ls", "--help"]]
+)
 def test_light_commands_import_neither_torch_nor_servers(arguments: list[str]) -> None:
     script = (
         "import sys\n"

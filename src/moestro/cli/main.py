@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from moestro import envs
-from moestro.cli import bench, chat, doctor, generate, ops, plan, serve
+from moestro.cli import bench, chat, doctor, generate, kv, ops, plan, serve
 from moestro.cli import eval as evaluate
 from moestro.cli.console import write_text
 from moestro.cli.parser import Parser
@@ -23,7 +23,11 @@ EXIT_USER_MISTAKE = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
-SUBCOMMANDS: tuple[ModuleType, ...] = (generate, chat, serve, plan, ops, doctor, bench, evaluate)
+# fmt: off
+SUBCOMMANDS: tuple[ModuleType, ...] = (
+    generate, chat, serve, plan, ops, doctor, kv, bench, evaluate,
+)
+# fmt: on
 
 DESCRIPTION = (
     "Inference engine for long-context sparse-MoE language models. Without a model, the one that "

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from moestro.core.page_moves import MoveFailure
+from moestro.errors import MoestroError
 
 Payload: TypeAlias = bytes | bytearray | memoryview
 """The bytes of one page in the canonical layout."""
 
 
-class StoreError(Exception):
+class StoreError(MoestroError):
     """A call of a store that failed as a whole; `failure` says how."""
 
     def __init__(self, failure: MoveFailure, message: str) -> None:

@@ -53,16 +53,18 @@ class CorruptValueError(Exception):
         self.check = check
 
 
-def encode(digest: bytes, page_hash: bytes, payload: Payload) -> memoryview:
-    """The value to store. The checksum is taken of this copy, not of `payload`: so it never
-    vouches for bytes that changed while they were copied without the copy telling.
+def encode(
+    digest: bytes, page_hash: bytes, payload: Payload, out: memoryview | None = None
+) -> memoryview:
+    """The value to store, in `out` (payload + OVERHEAD_BYTES bytes) or memory of its own. The
+    checksum is taken of this copy, not of `payload`: so it never vouches for bytes that changed
+    while they were copied without the copy telling.
     """
     source = np.frombuffer(payload, np.uint8)
     end = HEADER_BYTES + source.nbytes
+    view = np.empty(end + CHECKSUM_BYTES, np.uint8).data if out is None else out
     # numpy copies without the interpreter lock: the engine goes on meanwhile.
-    value = np.empty(end + CHECKSUM_BYTES, np.uint8)
-    np.copyto(value[HEADER_BYTES:end], source)
-    view = value.data
+    np.copyto(np.frombuffer(view[HEADER_BYTES:end], np.uint8), source)
     _HEADER.pack_into(view, 0, MAGIC, VERSION, 0, digest, page_hash, source.nbytes)
     view[end:] = xxhash.xxh3_128_digest(view[:end])
     return view.toreadonly()

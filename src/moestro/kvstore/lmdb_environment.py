@@ -42,7 +42,10 @@ _WRITER, _USERS = 0, 1
 
 
 class LmdbEnvironment:
-    """Tables of one folder. Get it from `shared`; `release` it as often."""
+    """Tables of one folder. Get it from `shared`; `release` it as often.
+
+    capacity_bytes 0: the budget that whoever wrote last had.
+    """
 
     def __init__(self, folder: Path, capacity_bytes: int, sync: str, deadline: Deadline) -> None:
         self.folder = folder
@@ -82,6 +85,7 @@ class LmdbEnvironment:
                 meminit=False,
                 lib_version=0,
             )
+            self.capacity_bytes = self.capacity_bytes or self._env.info()["map_size"]
             try:
                 self._env.reader_check()
                 self._open_tables(is_new)
@@ -91,7 +95,7 @@ class LmdbEnvironment:
 
     def _check_size(self, data: Path) -> None:
         size = data.stat().st_size
-        if size > self.capacity_bytes:
+        if 0 < self.capacity_bytes < size:
             raise StoreError(
                 MoveFailure.FULL,
                 f"{self.folder} has {size:,} bytes, more than its budget of "

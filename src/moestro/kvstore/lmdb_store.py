@@ -26,6 +26,7 @@ from moestro.core.page_store import Payload, StoreError
 from moestro.kvstore import lmdb_environment
 from moestro.kvstore.backend import Deadline, Namespace
 from moestro.kvstore.codec import DIGEST_BYTES
+from moestro.kvstore.readahead import will_need
 
 MIN_CAPACITY_BYTES = 2**20
 HIGH_WATER, LOW_WATER = 0.85, 0.80
@@ -71,9 +72,11 @@ class LmdbStore:
         """See BlockingStore."""
         found: list[Payload | None] = []
         with self._env.reading(deadline) as txn:
-            for key in keys:
-                value = txn.get(key, db=self._env.tables[b"pages"])
-                found.append(None if value is None else _copy(value))
+            views = [txn.get(key, db=self._env.tables[b"pages"]) for key in keys]
+            will_need(view for view in views if view is not None)
+            block = _Block(sum(view.nbytes for view in views if view is not None))
+            for view in views:
+                found.append(None if view is None else block.copy(view))
                 deadline.check()
         self._touch([key for key, value in zip(keys, found, strict=True) if value is not None])
         return found
@@ -286,8 +289,17 @@ class LmdbStore:
         lmdb_environment.release(self._env)
 
 
-def _copy(view: memoryview) -> memoryview:
-    """By numpy, which lets other threads run meanwhile: the map may have to come from the disk."""
-    copy = np.empty(len(view), np.uint8)
-    np.copyto(copy, np.frombuffer(view, np.uint8))
-    return copy.data
+class _Block:
+    """Memory for all values of a call: in one piece the system gives it in large pages.
+
+    numpy copies, which lets other threads run meanwhile: the map may come from the disk.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self._free = np.empty(num_bytes, np.uint8)
+
+    def copy(self, view: memoryview) -> memoryview:
+        """The bytes of `view` in the block, which lives as long as any of its parts."""
+        part, self._free = self._free[: view.nbytes], self._free[view.nbytes :]
+        np.copyto(part, np.frombuffer(view, np.uint8))
+        return part.data

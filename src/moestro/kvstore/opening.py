@@ -30,11 +30,25 @@ def open_store(
     return ThreadedStore(backend, digest, timeout_s=timeout_s, name=urlsplit(url).scheme)
 
 
+def open_existing(url: str, timeout_s: float) -> BlockingStore:
+    """The store at `url` as it is, all its namespaces, without threads: for tools. Raises as
+    open_store does, and ConfigError where an LMDB store would be a new one."""
+    parts = split_url(url)
+    if parts.scheme != "lmdb":
+        return open_backend(url, capacity_bytes=0, timeout_s=timeout_s)
+    from moestro.kvstore.lmdb_environment import DATA_FILE
+    from moestro.kvstore.lmdb_store import LmdbStore
+
+    folder = lmdb_folder(parts)
+    if not (folder / DATA_FILE).exists():
+        raise ConfigError(f"{folder} holds no store: there is no file {DATA_FILE} in it.")
+    return LmdbStore(folder, 0, "always", Deadline(OPEN_S))
+
+
 def open_backend(
     url: str, *, capacity_bytes: int, sync: str = "always", timeout_s: float = 2.0
 ) -> BlockingStore:
-    """The store at `url` with all its namespaces, without threads: for tools. Raises as
-    open_store does."""
+    """The store at `url` with all its namespaces, without threads. Raises as open_store does."""
     if sync not in SYNCS:
         raise ConfigError(f"the store's sync is {shown(sync)}, but must be one of {SYNCS}.")
     if timeout_s <= 0:

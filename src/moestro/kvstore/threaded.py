@@ -12,6 +12,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
+import numpy as np
+
 from moestro.core.page_moves import MoveFailure
 from moestro.core.page_store import Payload, StoreError, StoreUsage
 from moestro.kvstore import codec
@@ -52,6 +54,7 @@ class ThreadedStore:
         self._lock = threading.Lock()
         self._quarantine: OrderedDict[bytes, None] = OrderedDict()
         self._num_quarantined = 0
+        self._scratch = np.empty(0, np.uint8)
         self._is_closed = False
         self._reads = Lane(
             f"{name} read",
@@ -163,10 +166,7 @@ class ThreadedStore:
                     self._quarantine.pop(key[codec.DIGEST_BYTES :], None)
         num_stored = 0
         for group in _groups(pages):
-            values = [
-                (self._digest + key, codec.encode(self._digest, key, payload))
-                for key, payload in group
-            ]
+            values = self._encoded(group)
             deadline.check()  # the payloads may have changed since: these copies are worthless
             num_taken = self._backend.put_many(values, deadline)
             num_stored += num_taken
@@ -175,6 +175,20 @@ class ThreadedStore:
         if pages and not num_stored:
             raise StoreError(MoveFailure.FULL, "the store has no room, even after eviction")
         return num_stored
+
+    def _encoded(self, pages: Sequence[tuple[bytes, Payload]]) -> list[tuple[bytes, Payload]]:
+        """The values, one behind the other in memory that the next call writes over: fresh
+        memory would cost the system more than the copying."""
+        sizes = [memoryview(payload).nbytes + codec.OVERHEAD_BYTES for _, payload in pages]
+        if self._scratch.nbytes < sum(sizes):
+            self._scratch = np.empty(max(sum(sizes), ENCODED_BYTES), np.uint8)
+        values: list[tuple[bytes, Payload]] = []
+        begin = 0
+        for (key, payload), size in zip(pages, sizes, strict=True):
+            out = self._scratch[begin : begin + size].data
+            values.append((self._digest + key, codec.encode(self._digest, key, payload, out)))
+            begin += size
+        return values
 
     def _exist(self, keys: Sequence[bytes], deadline: Deadline) -> list[bool]:
         # Looked at first: a deletion that is under way may end between the two.
