@@ -123,6 +123,18 @@ def test_what_is_nowhere_is_forgotten_with_its_parents_and_its_root() -> None:
     index.prune(lower)  # once more does nothing
 
 
+def test_forgetting_a_run_that_was_joined_takes_nothing_else() -> None:
+    index = PrefixIndex(SIZE)
+    lower = put(index, [1, 1, 1, 1, 2, 2])
+    upper = index.split(lower, 1)
+    below = index.split(lower, 1)  # the run of the second page, which is equal to the first
+    index.join(upper)
+    index.prune(below)
+    index.prune(lower)
+    assert found(index, [1, 1, 1, 1, 2, 2]) == [0, 1, 2]
+    index.check()
+
+
 def test_what_is_in_use_or_moving_is_not_forgotten() -> None:
     index = PrefixIndex(SIZE)
     run = put(index, A)

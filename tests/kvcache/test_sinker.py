@@ -56,6 +56,7 @@ def test_a_long_run_is_saved_in_moves() -> None:
     world.settle()
     assert world.moved(MoveKind.SAVE) == [3, 3]
     assert world.num_host_pages == 6
+    assert len(list(world.kv._index.runs())) == 1  # joined again
 
 
 def test_a_run_that_grows_is_saved_when_it_fills_a_move_or_ends() -> None:

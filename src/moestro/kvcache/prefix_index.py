@@ -173,8 +173,9 @@ class PrefixIndex:
                     del self._roots[salt]
                 return
             key = bytes(run.tokens[: self._page_bytes])
-            if parent.children.pop(key, None) is None:
-                return  # forgotten before
+            if parent.children.get(key) is not run:
+                return  # forgotten before, or joined
+            del parent.children[key]
             _haunt(parent, key)
             run = parent
 

@@ -129,7 +129,7 @@ class Sinker:
 
     def _on_saved(self, flight: Flight, result: MoveResult) -> None:
         slots, begin = flight.move.slots, 0
-        for run, end, saved in self._what_is_done(flight, result):
+        for _, end, saved in self._what_is_done(flight, result):
             used = 0
             if saved is not None and not saved.slots:
                 used = saved.num_pages
@@ -140,24 +140,25 @@ class Sinker:
                 if self._is_wanted(saved) and not self._put(saved):
                     self.num_dropped_pages += used
             self._host.allocator.free(slots[begin + used : end])
-            self._index.prune(run)
             begin = end
 
     def _on_put(self, flight: Flight, result: MoveResult) -> None:
-        for run, _, stored in self._what_is_done(flight, result):
+        for _, _, stored in self._what_is_done(flight, result):
             if stored is not None:
                 stored.stored = True
                 self.num_put_pages += stored.num_pages
                 self._log.stored(stored, "store")
-            self._index.prune(run)
 
     def _what_is_done(
         self, flight: Flight, result: MoveResult
     ) -> Iterator[tuple[Run, int, Run | None]]:
         """Each run of a move that has ended, where it ends within the move, and what of it is
-        done: all, its first pages (split off now) or nothing."""
+        done: all, its first pages (split off now) or nothing. After the last of them those that
+        share one fate now are joined, so that moves leave no more runs behind than they found.
+        """
         begin = 0
-        for run in flight.claim.end():
+        runs = flight.claim.end()
+        for run in runs:
             end = begin + run.num_pages
             num_done = min(end, result.num_done) - begin
             if num_done <= 0:
@@ -167,6 +168,11 @@ class Sinker:
             self.num_dropped_pages += end - begin - max(0, num_done)
             yield run, end, done
             begin = end
+        for run in reversed(runs):
+            self._index.prune(run)
+            if run.parent is not None:
+                self._index.join(run)
+                self._index.join(run.parent)
 
     def _offer_next_victims(self) -> None:
         """write_back: save what the device will evict next, before it has to."""
