@@ -230,3 +230,17 @@ def test_what_is_on_the_device_is_not_looked_up() -> None:
     assert len(world.mover.submitted[-1].keys) == 1
     world.kv.finish(longer)
     world.run_moves()
+
+
+def test_what_a_waiting_sequence_builds_on_counts_as_used() -> None:
+    world = World()
+    for tokens in (A[:9], [7] * 9):
+        seq = make_sequence(tokens)
+        world.kv.admit(seq, 0)
+        world.kv.publish(seq, 9)
+        world.kv.release(seq)
+    _, waits = world.arrive()
+    assert waits
+    oldest = world.kv._index.device.first()
+    assert oldest is not None
+    assert bytes(oldest.tokens[:4]) == pack_tokens([7])

@@ -95,6 +95,9 @@ class Fetcher:
         claim = Claim(self._index, on_device=False, on_host=True)
         for run in path:
             claim.add(run)
+        for run in reversed(path):  # as if used now: else it may be gone when the rest has come
+            self._index.device.touch(run)
+            self._index.host.touch(run)
         wait = Wait(key, salt, packed, first_page, claim)
         wait.hashes = self._name_rest(wait, limit)
         wait.began_s = self._clock()
