@@ -51,6 +51,9 @@ class Remembering:
     def num_bytes(self) -> int:
         return self._pool.num_bytes
 
+    def apart(self) -> GraphPool:
+        return self._pool.apart()
+
     def capture(self, step: Callable[[], Any]) -> CapturedStep:
         self.last = self._pool.capture(step)
         return self.last

@@ -1,13 +1,17 @@
 """Sampler: rows with options of their own, alone and together, to the bit, step after step."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
 import moestro.backends.cpu  # noqa: F401 -- registers the bodies
+from moestro.backends import load_backend
+from moestro.backends.base import CapturedStep, GraphPool
 from moestro.core.sampling_params import SamplingParams
 from moestro.core.step import NewSequence, SequenceOutput
+from moestro.errors import UnsupportedError
 from moestro.ops.noise import gumbel_noise, noise_key
 from moestro.runner.sampler import Sampler, score_prompt
 from moestro.runner.sequence_state import SequenceState
@@ -133,6 +137,71 @@ def test_a_kept_batch_gives_what_a_new_one_gives():
                 some[i].append(output.token_ids[0])
                 if step % 7 == 3:  # more than one new token between two draws
                     some[i].append(step % vocab)
+
+
+class Counting:
+    """A GraphPool that counts its captures."""
+
+    def __init__(self, pool: GraphPool) -> None:
+        self._pool = pool
+        self.captures = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self._pool.num_bytes
+
+    def apart(self) -> GraphPool:
+        return self._pool.apart()
+
+    def capture(self, step: Callable[[], Any]) -> CapturedStep:
+        self.captures += 1
+        return self._pool.capture(step)
+
+
+def test_a_captured_call_gives_what_an_eager_one_gives():
+    native = load_backend("cpu").graph_pool()
+    if native is None:
+        pytest.skip("nothing captures without the kernel library")
+    pool, vocab, plain = Counting(native), 383, [0, 1, 2, 3]
+    g = torch.Generator().manual_seed(4)
+    kept, states = Sampler(pool), [state(i) for i in range(len(ROWS))]
+    again = [state(i) for i in range(len(ROWS))]
+    places = {n: torch.empty((n, vocab)) for n in (1, 3, 4, 8)}
+    for step in range(60):
+        order = [plain, plain[1:], list(range(8)), plain[:1]][step // 15]
+        logits = places[len(order)]
+        logits.copy_(torch.randn(logits.shape, generator=g) * 3)
+        if step == 50:
+            logits[0, 9] = float("inf")
+        masks: list[bytes | None] = [None] * len(order)
+        if step % 5 == 1:
+            masks[0] = bytes([0b10110111] * 48)
+        rows, others = [states[i] for i in order], [again[i] for i in order]
+        got = kept.sample(logits, rows, masks, in_place=True)
+        assert got == sample(logits.clone(), others, masks)
+        if step % 15 == 9:  # logits from elsewhere, then again from there
+            got = kept.sample(logits.clone(), rows, masks)
+            assert got == sample(logits, others, masks)
+        for one, other, output in zip(rows, others, got, strict=True):
+            for token_id in output.token_ids or (1,):
+                one.append(token_id)
+                other.append(token_id)
+    assert pool.captures == 3  # the batch with penalties is laid out anew each step
+
+
+def test_a_device_that_captures_no_sampling_samples_eagerly():
+    class Refusing(Counting):
+        def capture(self, step: Callable[[], Any]) -> CapturedStep:
+            raise UnsupportedError("not here")
+
+    native = load_backend("cpu").graph_pool()
+    if native is None:
+        pytest.skip("nothing captures without the kernel library")
+    kept, one, logits = Sampler(Refusing(native)), state(1), torch.randn((1, 500))
+    for _ in range(4):
+        got = kept.sample(logits, [one], [None], in_place=True)
+        assert got == sample(logits, [one], [None])
+        one.append(got[0].token_ids[0])
 
 
 def test_the_noise_belongs_to_the_position_of_the_new_token():

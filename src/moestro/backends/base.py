@@ -39,6 +39,9 @@ class GraphPool(Protocol):
     def capture(self, step: Callable[[], Any]) -> CapturedStep:
         """Run `step` and keep it. Raises UnsupportedError when it can't be captured."""
 
+    def apart(self) -> "GraphPool":
+        """A pool with memory of its own, whose steps may be replayed between this one's."""
+
 
 class Device(Protocol):
     """One kind of device whose bodies are registered."""

@@ -45,7 +45,7 @@ class ModelRunner:
         self._kv_pool = kv_pool
         self._inputs = InputBuilder(max_num_seqs, max_model_len, kv_pool.page_size)
         self._experts = ExpertCounter(model)
-        self._sampler = Sampler()
+        self._sampler = Sampler(None if graph_pool is None else graph_pool.apart())
         self._logits_rows = max(1, logits_block_bytes // (4 * model.spec.vocab_size))
         self._graphs: DecodeGraphs | None = None
         if graph_pool is not None:
@@ -91,7 +91,7 @@ class ModelRunner:
         outputs = [SequenceOutput(state.seq_id) for state in states]
         logits = self._decode(schedule, states, loading)
         if logits is not None:
-            self._draw(schedule, states, range(len(states)), logits, outputs)
+            self._draw(schedule, states, range(len(states)), logits, outputs, in_place=True)
         else:
             batch = self._inputs.build(schedule, states)
             hidden_states = self._scored_rows(batch, loading)
@@ -105,6 +105,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Give the KV memory back. The runner is of no use afterwards."""
+        self._sampler.release()
         if self._graphs is not None:
             self._graphs.close()
         if self._tiers is not None:
@@ -166,10 +167,12 @@ class ModelRunner:
         at: Sequence[int],
         logits: torch.Tensor,
         outputs: list[SequenceOutput],
+        *,
+        in_place: bool = False,
     ) -> None:
-        """Draw for the sequences `at`; logits: a row each, overwritten."""
+        """Draw for the sequences `at`; logits: a row each, overwritten. in_place: see Sampler."""
         masks = [schedule.sequences[i].allowed_tokens for i in at]
-        drawn = self._sampler.sample(logits, [states[i] for i in at], masks)
+        drawn = self._sampler.sample(logits, [states[i] for i in at], masks, in_place=in_place)
         for i, output in zip(at, drawn, strict=True):
             outputs[i] = output
 

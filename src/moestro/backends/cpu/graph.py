@@ -106,6 +106,9 @@ class GraphPool:
     def num_bytes(self) -> int:
         return self._arena.num_bytes
 
+    def apart(self) -> "GraphPool":
+        return GraphPool()
+
     def capture(self, step: Callable[[], Any]) -> CapturedStep:
         """Run `step` and keep its calls. Raises UnsupportedError when torch computes a part."""
         captured = CapturedStep(self._library, self._arena)
