@@ -96,21 +96,24 @@ class Sampler:
 
     def _draw(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledRows:
         """sample, captured when it comes a second time in a row with the same arrays."""
+        drawn: SampledRows
         if self._pool is None or batch is not self._batch:
-            return sample(logits, batch)
-        again = logits is self._logits
-        if again and self._captured is not None and self._captured.is_current():
+            drawn = sample(logits, batch)
+            return drawn
+        if logits is not self._logits:
+            self._logits, self._captured = logits, None
+            drawn = sample(logits, batch)
+            return drawn
+        if self._captured is not None and self._captured.is_current():
             self._captured.replay()
-        elif again:
+        else:
             try:
                 self._captured = self._pool.capture(lambda: sample(logits, batch))
             except UnsupportedError:
                 self._pool = None  # this device's sampling is no list of kernel calls
-                return sample(logits, batch)
-        else:
-            self._logits, self._captured = logits, None
-            return sample(logits, batch)
-        drawn: SampledRows = self._captured.result
+                drawn = sample(logits, batch)
+                return drawn
+        drawn = self._captured.result
         return drawn
 
     def _prepare(self) -> None:
