@@ -10,6 +10,7 @@ from tests.cli.terminal import main, moestro, start
 
 from moestro.cli.generate import DEFAULT_MAX_TOKENS, read_prompts
 from moestro.errors import ConfigError
+from moestro.kvstore.opening import open_backend
 from moestro.weights.source import resolve_model
 
 SMALL = ["--kv-cache-memory-bytes", "16MiB", "--num-threads", "1"]
@@ -186,6 +187,21 @@ def test_interrupt_ends_it_with_130() -> None:
     assert process.returncode == 130, told
     assert "Traceback" not in told
     assert time.monotonic() - started < 30
+
+
+def test_termination_ends_it_with_143_and_its_pages_written(tmp_path: Path) -> None:
+    url = f"lmdb://{tmp_path / 'kv'}"
+    tiers = ["--kv-store", url, "--cache-dir", str(tmp_path / "cache"), "--page-size", "16"]
+    process = start("generate", PROMPT * 9, "--ignore-eos", "--max-tokens", "8000", *tiers, *SMALL)
+    assert process.stdout is not None
+    process.stdout.read(60)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 143, told
+    assert "Traceback" not in told
+    store = open_backend(url, capacity_bytes=1 << 30)
+    assert sum(n.num_pages for n in store.namespaces()) >= 2
+    store.close()
 
 
 def test_disk_full_while_it_streams() -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from moestro.core.page_moves import Move, MoveFailure, MoveKind, MoveResult
 from moestro.runner.byte_budget import BURST_S, ByteBudget
 from moestro.runner.host_pool import HostPool
 from moestro.runner.kv_pool import KVPool
+from moestro.runner.move_jobs import Job, ReadMeter
 from moestro.runner.transfer import PageTransfer, TransferLimits
 
 LONG_S = 30.0
@@ -298,6 +300,21 @@ def test_dropping_a_mover_ends_its_threads():
     del threads, thread
     gc.collect()
     assert work() is None
+
+
+def test_fetches_side_by_side_do_not_count_each_others_time():
+    meter, jobs = ReadMeter(), [Job(Move(i, MoveKind.FETCH), 0) for i in range(3)]
+    futures: list[Future[None]] = [Future() for _ in jobs]
+    begin = time.perf_counter()
+    for job, future in zip(jobs, futures, strict=True):
+        meter.watch(job, future)
+    for future in futures:
+        time.sleep(0.02)
+        future.set_result(None)
+    whole = time.perf_counter() - begin
+    assert all(job.store_s >= 0.02 for job in jobs)
+    assert sum(job.store_s for job in jobs) <= whole
+    assert jobs[0].result().seconds == jobs[0].store_s
 
 
 def test_the_budget_lets_its_rate_through_and_no_bursts():

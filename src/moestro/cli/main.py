@@ -16,6 +16,7 @@ from moestro.cli import eval as evaluate
 from moestro.cli.console import write_text
 from moestro.cli.parser import Parser
 from moestro.cli.standard_streams import open_missing_streams
+from moestro.cli.termination import exit_on_sigterm
 from moestro.errors import ConfigError, MoestroError, RequestError
 
 EXIT_FAILED = 1
@@ -62,14 +63,16 @@ class _Version(argparse.Action):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code says how it ended.
 
-    0 done; 1 failed; 2 a mistake in what was asked; 130 interrupted; 141 nobody read the output.
+    0 done; 1 failed; 2 a mistake in what was asked; 130 interrupted; 141 nobody read the output;
+    143 (raised) terminated.
     """
     open_missing_streams()
     args = argparse.Namespace()
     try:
         args = build_parser().parse_args(argv)
         args.command_line = shlex.join(["moestro", *(sys.argv[1:] if argv is None else argv)])
-        code = int(args.run(args))
+        with exit_on_sigterm():
+            code = int(args.run(args))
         sys.stdout.flush()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -54,7 +54,8 @@ class MoveResult:
     """What became of a move: its first num_done pages are done, the others are not.
 
     num_bytes, seconds: moved, and how long it took from its start (not its submission), for
-    bandwidths. failure: set when num_done is short of all.
+    bandwidths; of a fetch, what the store took for it alone. failure: set when num_done is short
+    of all.
     """
 
     move_id: int

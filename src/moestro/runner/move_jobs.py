@@ -5,6 +5,7 @@ or a Future of the store, and goes on when that is done. It ends by returning.
 """
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -39,6 +40,7 @@ class Job:
         self.parked: Future[Any] | None = None
         self.parked_until = 0.0
         self.steps: Steps = iter(())
+        self.store_s = 0.0  # that the store spent on this move alone
         self._began: float | None = None
 
     def is_cancelled(self) -> bool:
@@ -55,7 +57,9 @@ class Job:
         failure = self.failure
         if failure is None and self.num_done < num_pages(self.move):
             failure = MoveFailure.CANCELLED if self.cancelled else MoveFailure.ERROR
-        seconds = 0.0 if self._began is None else time.perf_counter() - self._began
+        seconds = self.store_s
+        if not seconds and self._began is not None:
+            seconds = time.perf_counter() - self._began
         return MoveResult(self.move.move_id, self.num_done, self.num_moved_bytes, seconds, failure)
 
     def fail(self, error: BaseException) -> None:
@@ -65,6 +69,30 @@ class Job:
             return
         logger.error("KV pages could not be moved (%s)", self.move.kind, exc_info=error)
         self.failure = MoveFailure.ERROR
+
+
+class ReadMeter:
+    """How long a store, which answers one call after the other, takes for each.
+
+    Fetches under way at the same time would count each other's time: then the store would seem as
+    many times slower as there are of them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last_done = 0.0
+
+    def watch(self, job: Job, future: "Future[Any]") -> None:
+        """Add to job.store_s what a call made just now will have taken."""
+        called = time.perf_counter()
+
+        def note(_done: object) -> None:
+            now = time.perf_counter()
+            with self._lock:
+                job.store_s += now - max(called, self._last_done)
+                self._last_done = now
+
+        future.add_done_callback(note)
 
 
 def num_pages(move: Move) -> int:
@@ -127,12 +155,14 @@ def put(job: Job, host: HostPool, store: PageStore) -> Steps:
     return _pipelined(job, host, start, take, must_await=True)
 
 
-def fetch(job: Job, host: HostPool, store: PageStore) -> Steps:
+def fetch(job: Job, host: HostPool, store: PageStore, meter: ReadMeter) -> Steps:
     """From the store into slots."""
     move = job.move
 
     def start(at: slice) -> "Future[list[Any]]":
-        return store.get_many(move.keys[at])
+        future = store.get_many(move.keys[at])
+        meter.watch(job, future)
+        return future
 
     def take(at: slice, payloads: list[Any]) -> bool:
         for slot, payload in zip(move.slots[at], payloads, strict=True):

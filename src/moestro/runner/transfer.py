@@ -114,6 +114,7 @@ class _Work:
         self._limits = limits
         self._clock = clock
         self._budget = ByteBudget(limits.background_bytes_per_s, clock)
+        self._meter = move_jobs.ReadMeter()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._finished = threading.Condition(self._lock)
@@ -178,8 +179,9 @@ class _Work:
         assert store is not None
         if job.move.kind is MoveKind.LOOKUP:
             return move_jobs.lookup(job, store)
-        step = move_jobs.put if job.move.kind is MoveKind.PUT else move_jobs.fetch
-        return step(job, self._host, store)
+        if job.move.kind is MoveKind.PUT:
+            return move_jobs.put(job, self._host, store)
+        return move_jobs.fetch(job, self._host, store, self._meter)
 
     def cancel(self, move_id: int) -> None:
         with self._lock:
