@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -156,6 +157,42 @@ def test_metrics_move(server: LiveServer, client: openai.OpenAI) -> None:
     assert sample("vllm:prompt_tokens_total") > before["vllm:prompt_tokens_total"]
     assert [sample(n) - before[n] for n in phases] == [1, 1, 1, 1]
     assert sample("vllm:cache_config_info") == 1
+
+
+def test_a_session_over_http(server: LiveServer) -> None:
+    def post(path: str, **body: object) -> dict[str, Any]:
+        answer = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    prompt = [5 + i % 300 for i in range(200)]
+    before = time.time()
+    done = post(
+        "/v1/completions",
+        prompt=prompt,
+        max_tokens=2,
+        kv_hints={"session_id": "agent", "pin_ttl_s": 60},
+        include_timing=True,
+    )
+    assert (done["kv_hints"]["accepted"], done["kv_hints"]["refused"]) == (192, None)
+    assert before < done["kv_hints"]["expires_at"] < time.time() + 60
+    timing = done["timing"]
+    assert timing["first_token_s"] == pytest.approx(timing["queue_s"] + timing["prefill_s"])
+    assert timing["miss_reason"] in ("no_prefix", "differs")
+    found = post("/v1/kv/explain", prompt_token_ids=prompt)
+    assert (found["cached_tokens"]["device"], found["miss_reason"]) == (192, None)
+    pinned = post("/v1/kv/pin", session_id="agent", ttl_s=5)
+    assert (pinned["accepted"], pinned["refused"]) == (192, None)
+    assert post("/v1/kv/pin", session_id="agent", ttl_s=5, cache_salt="x")["accepted"] == 0
+    text = httpx.get(f"{server.url}/metrics").text
+    for line in (
+        'moestro:kv_pins{engine="0",model_name="tiny"} 1.0',
+        'moestro:kv_sessions{engine="0",model_name="tiny"} 1.0',
+        'moestro:kv_hints_total{action="pin",engine="0",model_name="tiny",outcome="accepted"} 2.0',
+    ):
+        assert line in text
+    assert post("/v1/kv/drop", session_id="agent")["refused"] is None
 
 
 def test_a_disconnect_frees_the_engine(server: LiveServer) -> None:

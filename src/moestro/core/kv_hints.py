@@ -32,8 +32,11 @@ class HintAction(enum.StrEnum):
 
 
 class HintRefusal(enum.StrEnum):
-    """Why nothing was accepted. in_use: running requests hold it. no_tier: it needs a tier that
-    is off. busy: too much is queued; later may work."""
+    """Why nothing was accepted.
+
+    in_use: running requests hold it, or others have used it. no_tier: it needs a tier that is
+    off. busy: too much is queued; later may work.
+    """
 
     UNKNOWN_SESSION = "unknown_session"
     NOT_CACHED = "not_cached"

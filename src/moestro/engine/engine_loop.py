@@ -10,6 +10,7 @@ from moestro.core.messages import (
     KVAnswer,
     KVCommand,
     Shutdown,
+    StepReport,
 )
 from moestro.engine.engine import Engine
 from moestro.errors import MoestroError
@@ -38,13 +39,20 @@ def run_engine_loop(engine: Engine, channel: Channel) -> None:
 
 
 def _serve(engine: Engine, channel: Channel) -> None:
-    accepting = True
+    accepting, is_moving = True, False
     while accepting or engine.has_work():
-        idle = accepting and not engine.has_work()
-        command = channel.receive(_idle_s(engine) if idle else 0.0)
+        timeout_s: float | None = 0.0
+        if accepting and not engine.has_work():
+            was_moving, is_moving = is_moving, engine.tend()
+            if is_moving or was_moving:
+                channel.send(_statistics(engine))
+            timeout_s = _TEND_S if is_moving else None
+        command = channel.receive(timeout_s)
         while command is not None:
             if isinstance(command, KVCommand):
-                channel.send(_answer(engine, command))
+                answer = _answer(engine, command)
+                channel.send(_statistics(engine))  # first, so that metrics never lag behind
+                channel.send(answer)
             else:
                 accepting = _obey(engine, command, accepting)
             command = channel.receive(0.0)
@@ -52,9 +60,9 @@ def _serve(engine: Engine, channel: Channel) -> None:
             channel.send(engine.step())
 
 
-def _idle_s(engine: Engine) -> float | None:
-    """How long to listen when there is no work; None: until something is said."""
-    return _TEND_S if engine.tend() else None
+def _statistics(engine: Engine) -> StepReport:
+    """What changes without a step: hints, pages that sink."""
+    return StepReport(stats=engine.stats())
 
 
 def _obey(engine: Engine, command: object, accepting: bool) -> bool:

@@ -3,7 +3,7 @@
 import argparse
 from types import ModuleType
 
-from moestro.cli.kv import drop, gc, ls, stat, verify
+from moestro.cli.kv import drop, explain, gc, ls, stat, verify
 
 HELP = "look into a KV store, check it and tidy it up"
 DESCRIPTION = (
@@ -12,7 +12,7 @@ DESCRIPTION = (
     "device and so on; an engine writes to one."
 )
 
-COMMANDS: tuple[ModuleType, ...] = (ls, stat, verify, gc, drop)
+COMMANDS: tuple[ModuleType, ...] = (ls, stat, verify, explain, gc, drop)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
