@@ -1,9 +1,11 @@
 """Futures that are done in time whatever the backend does; lanes, breaker, bounded queues."""
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 from tests.kvstore.memory_backend import MemoryBackend, unavailable
 
@@ -225,6 +227,37 @@ def test_a_payload_changed_after_the_timeout_is_never_stored_as_the_page(
     backend.gate.set()
     until(lambda: store.put_many([(b"2" * 16, b"second")]).exception(5) is None)
     assert store.get_many([KEY]).result(5) == [MoveFailure.MISSING]
+    store.close(5.0)
+
+
+def test_nothing_of_a_call_is_kept_once_it_is_done(backend: MemoryBackend) -> None:
+    """The watchdog would let go only at the deadline: gigabytes, with fast reads."""
+    store = ThreadedStore(backend, DIGEST, timeout_s=60.0)
+    page = np.zeros(1000, np.uint8)
+    put = store.put_many([(KEY, page.data)])
+    assert put.result(5) == 1
+    (payload,) = store.get_many([KEY]).result(5)
+    assert isinstance(payload, memoryview)
+    kept = [weakref.ref(page), weakref.ref(payload)]
+    del page, payload, put
+    until(lambda: [ref() for ref in kept] == [None, None])
+    store.close(5.0)
+
+
+def test_upkeep_that_keeps_failing_is_told_once(
+    backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(threaded, "MAINTAIN_EVERY_S", 0.01)
+    num_tries = []
+
+    def maintain() -> None:
+        num_tries.append(1)
+        raise unavailable()
+
+    monkeypatch.setattr(backend, "maintain", maintain)
+    store = ThreadedStore(backend, DIGEST, timeout_s=5.0)
+    until(lambda: len(num_tries) >= 5)
+    assert caplog.text.count("no answer") == 1
     store.close(5.0)
 
 

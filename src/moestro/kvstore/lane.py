@@ -27,31 +27,39 @@ MAX_JOBS = 256
 
 
 class _Job:
-    """A call on its way; `finish` and `fail` say whether they came first."""
+    """A call on its way; `finish` and `fail` say whether they came first.
+
+    Once done it holds neither payloads nor results: the watchdog lets go of it only later.
+    """
 
     def __init__(self, work: Work, num_bytes: int, timeout_s: float) -> None:
-        self.future: Future[Any] = Future()
+        self.future: Future[Any] | None = Future()
         self.future.set_running_or_notify_cancel()  # from here on only this class ends it
-        self.work = work
+        self.work: Work | None = work
         self.num_bytes = num_bytes
         self.deadline = Deadline(timeout_s)
         self._lock = threading.Lock()
-        self.is_done = False
+
+    @property
+    def is_done(self) -> bool:
+        return self.future is None
 
     def finish(self, result: Any) -> bool:
-        if first := self._take():
-            self.future.set_result(result)
-        return first
+        future = self._take()
+        if future is not None:
+            future.set_result(result)
+        return future is not None
 
     def fail(self, error: StoreError) -> bool:
-        if first := self._take():
-            self.future.set_exception(error)
-        return first
+        future = self._take()
+        if future is not None:
+            future.set_exception(error)
+        return future is not None
 
-    def _take(self) -> bool:
+    def _take(self) -> "Future[Any] | None":
         with self._lock:
-            first, self.is_done = not self.is_done, True
-            return first
+            future, self.future, self.work = self.future, None, None
+            return future
 
 
 class Lane:
@@ -79,6 +87,7 @@ class Lane:
         self._current: _Job | None = None
         self._busy_since: float | None = None
         self._num_bytes = 0
+        self._last_reason: str | None = None
         self._closing = False
         self._at_end: Callable[[], None] | None = None
         self._worker = threading.Thread(target=self._work, name=f"{name} store", daemon=True)
@@ -97,6 +106,8 @@ class Lane:
         breaker is open or when too much is waiting.
         """
         job = _Job(work, num_bytes, self._timeout_s)
+        future = job.future
+        assert future is not None
         with self._changed:
             refusal = self._refusal(num_bytes)
             if refusal is None:
@@ -106,7 +117,7 @@ class Lane:
                 self._changed.notify_all()
         if refusal is not None:
             job.fail(refusal)
-        return job.future
+        return future
 
     def _refusal(self, num_bytes: int) -> StoreError | None:
         if self._closing:
@@ -144,8 +155,10 @@ class Lane:
                 self._upkeep_at = time.monotonic() + self._upkeep_s
             with self._changed:
                 job = self._current = self._waiting.popleft() if self._waiting else None
-            if job is not None and not job.is_done:
-                self._run(job)
+            work = job.work if job is not None else None
+            if job is not None and work is not None:
+                self._run(job, work)
+            del work
             with self._changed:
                 self._current = self._busy_since = None
                 self._num_bytes -= job.num_bytes if job is not None else 0
@@ -161,14 +174,19 @@ class Lane:
             return bool(self._waiting) or not self._closing
 
     def _quietly(self, action: Callable[[], None]) -> None:
+        """Without raising; a reason is logged when it is new, not every few seconds."""
+        reason = None
         try:
             action()
         except Exception as error:
-            logger.warning("%s: %s", self._name, error)
+            reason = str(error)
+            if reason != self._last_reason:
+                logger.warning("%s: %s", self._name, reason)
+        self._last_reason = reason
 
-    def _run(self, job: _Job) -> None:
+    def _run(self, job: _Job, work: Work) -> None:
         try:
-            result = job.work(job.deadline)
+            result = work(job.deadline)
         except StoreError as error:
             if job.fail(error):
                 self._report(error)

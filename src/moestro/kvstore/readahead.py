@@ -1,8 +1,7 @@
 """Telling the system which parts of a mapped file are read next.
 
 Left to itself it reads a mapping in steps of 128 KiB, each waited for; told of all pages of a call
-first, it has the disk at work while the first is copied: 0.91 instead of 0.58 GB/s cold, with
-pages of 160 KiB on a virtual disk.
+first, it has the disk at work while the first is copied (docs/log.md has numbers).
 """
 
 import ctypes

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 MAX_PENDING_BYTES = 256 * 2**20
 MAX_CLOSE_S = 10.0
 MAX_QUARANTINED = 65536
+MAX_WARNINGS = 20
 MAINTAIN_EVERY_S = 2.0
 # A value is copied before it is written; together the copies of one call stay below this.
 ENCODED_BYTES = 32 * 2**20
@@ -138,7 +139,8 @@ class ThreadedStore:
         try:
             return codec.decode(value, self._digest, key)
         except codec.CorruptValueError as error:
-            logger.warning("page %s: %s; it will be computed again", key.hex(), error)
+            level = logging.WARNING if self._num_quarantined < MAX_WARNINGS else logging.DEBUG
+            logger.log(level, "page %s: %s; it will be computed again", key.hex(), error)
             self._quarantine_page(key)
             return MoveFailure.CORRUPT
 
