@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from moestro.core.background import lower_priority
 from moestro.core.page_moves import MoveFailure
 from moestro.core.page_store import StoreError
 from moestro.kvstore.backend import Deadline
@@ -74,8 +75,11 @@ class Lane:
         max_bytes: int,
         upkeep: Callable[[], None],
         upkeep_s: float,
+        gives_way: bool = False,
     ) -> None:
+        """gives_way: what it does can wait for the rest of the process."""
         self._name = name
+        self._gives_way = gives_way
         self._breaker = breaker
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
@@ -149,6 +153,8 @@ class Lane:
         return not self._worker.is_alive()
 
     def _work(self) -> None:
+        if self._gives_way:
+            lower_priority()
         while self._wait():
             if time.monotonic() >= self._upkeep_at:
                 self._quietly(self._upkeep)

@@ -72,6 +72,7 @@ class ThreadedStore:
             max_bytes=max_pending_bytes,
             upkeep=backend.maintain,
             upkeep_s=MAINTAIN_EVERY_S,
+            gives_way=True,
         )
 
     def get_many(self, keys: Sequence[bytes]) -> "Future[list[Payload | MoveFailure]]":

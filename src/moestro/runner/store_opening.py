@@ -5,9 +5,9 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from moestro.core.background import lower_priority
 from moestro.core.page_store import PageStore, StoreError
 from moestro.errors import ConfigError
-from moestro.runner.background import lower_priority
 from moestro.runner.transfer import PageTransfer
 
 logger = logging.getLogger(__name__)

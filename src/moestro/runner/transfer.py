@@ -10,10 +10,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from moestro.core.background import lower_priority
 from moestro.core.page_moves import Move, MoveFailure, MoveKind, MoveResult, MoverState
 from moestro.core.page_store import PageStore, StoreUsage
 from moestro.runner import move_jobs
-from moestro.runner.background import lower_priority
 from moestro.runner.byte_budget import ByteBudget
 from moestro.runner.host_pool import HostPool
 from moestro.runner.move_jobs import Job

@@ -1,10 +1,10 @@
-"""What threads beside the model's own work have in common."""
+"""What threads beside the model's own work have in common: they give way to it."""
 
 import os
 import threading
 from contextlib import suppress
 
-_NICE = 10
+_NICE = 19
 
 
 def lower_priority() -> None:
