@@ -4,13 +4,11 @@ from dataclasses import replace
 
 import pytest
 from tests.metrics.kv_numbers import FULL
-from tests.metrics.test_server_metrics import families, make, value
+from tests.metrics.test_server_metrics import BASE, families, make, value
 
 from moestro.core.kv_stats import KVTierStats
 from moestro.core.messages import EngineStats
 from moestro.metrics import ServerMetrics
-
-TIERS = ("device", "host", "store")
 
 
 def told(kv: KVTierStats | None, store_source: str = "disk") -> ServerMetrics:
@@ -37,12 +35,12 @@ def test_hits_below_the_device_are_counted_apart() -> None:
     assert value(metrics, "vllm:prefix_cache_hits_total") == 64
 
 
-def test_every_number_of_a_tier() -> None:
+def test_every_number_of_a_tier_that_has_it() -> None:
     metrics = told(FULL)
     found = {
-        name: [
-            value(metrics, f"moestro:kv_tier_{name}", tier=t) for t in ("device", "host", "store")
-        ]
+        (name, tier): metrics.registry.get_sample_value(
+            f"moestro:kv_tier_{name}", BASE | {"tier": tier}
+        )
         for name in (
             "used_bytes",
             "capacity_bytes",
@@ -53,16 +51,26 @@ def test_every_number_of_a_tier() -> None:
             "load_bytes_total",
             "load_seconds_total",
         )
+        for tier in ("device", "host", "store")
     }
-    assert found == {
-        "used_bytes": [1000, 3000, 5000],
-        "capacity_bytes": [2000, 4000, 6000],
-        "pinned_bytes": [300, 500, 0],
-        "promoted_pages_total": [0, 1, 4],
-        "demoted_pages_total": [0, 2, 5],
-        "evicted_pages_total": [7, 3, 6],
-        "load_bytes_total": [0, 4096, 8192],
-        "load_seconds_total": [0, 0.5, 2.5],
+    assert {key: number for key, number in found.items() if number is not None} == {
+        ("used_bytes", "device"): 1000,
+        ("used_bytes", "host"): 3000,
+        ("used_bytes", "store"): 5000,
+        ("capacity_bytes", "device"): 2000,
+        ("capacity_bytes", "host"): 4000,
+        ("capacity_bytes", "store"): 6000,
+        ("pinned_bytes", "device"): 300,
+        ("promoted_pages_total", "host"): 1,
+        ("promoted_pages_total", "store"): 4,
+        ("demoted_pages_total", "host"): 2,
+        ("demoted_pages_total", "store"): 5,
+        ("evicted_pages_total", "device"): 7,
+        ("evicted_pages_total", "host"): 3,
+        ("load_bytes_total", "host"): 4096,
+        ("load_bytes_total", "store"): 8192,
+        ("load_seconds_total", "host"): 0.5,
+        ("load_seconds_total", "store"): 2.5,
     }
 
 

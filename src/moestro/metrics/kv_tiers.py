@@ -72,17 +72,25 @@ class KVNumbers(Protocol):
     def mover(self) -> MoverNumbers | None: ...
 
 
-_TIER_GAUGES = (
-    ("bytes_used", "kv_tier_used_bytes", "Bytes of cached and held KV pages."),
-    ("capacity_bytes", "kv_tier_capacity_bytes", "Byte budget of a KV tier."),
-    ("pinned_bytes", "kv_tier_pinned_bytes", "Bytes that pins keep from eviction."),
+_ALL, _LOWER = ("device", "host", "store"), ("host", "store")
+_TierRow = tuple[str, str, str, tuple[str, ...]]
+"""Field, name, help, and the tiers that it says something of."""
+_TIER_GAUGES: tuple[_TierRow, ...] = (
+    ("bytes_used", "kv_tier_used_bytes", "Bytes of cached and held KV pages.", _ALL),
+    ("capacity_bytes", "kv_tier_capacity_bytes", "Byte budget of a KV tier.", _ALL),
+    ("pinned_bytes", "kv_tier_pinned_bytes", "Bytes that pins cover.", ("device",)),
 )
-_TIER_COUNTERS = (
-    ("num_promoted", "kv_tier_promoted_pages", "Pages that came up from a tier."),
-    ("num_demoted", "kv_tier_demoted_pages", "Pages that sank to a tier."),
-    ("num_evicted", "kv_tier_evicted_pages", "Pages that left a tier to make room."),
-    ("load_bytes", "kv_tier_load_bytes", "Bytes read from a tier to the one above."),
-    ("load_s", "kv_tier_load_seconds", "Time that reading from a tier took."),
+_TIER_COUNTERS: tuple[_TierRow, ...] = (
+    ("num_promoted", "kv_tier_promoted_pages", "Pages that came up from a tier.", _LOWER),
+    ("num_demoted", "kv_tier_demoted_pages", "Pages that sank to a tier.", _LOWER),
+    (
+        "num_evicted",
+        "kv_tier_evicted_pages",
+        "Pages that left a tier to make room.",
+        ("device", "host"),
+    ),
+    ("load_bytes", "kv_tier_load_bytes", "Bytes read from a tier to the one above.", _LOWER),
+    ("load_s", "kv_tier_load_seconds", "Time that reading from a tier took.", _LOWER),
 )
 
 
@@ -132,13 +140,15 @@ class KVTierCollector(Collector):
             "Number of cached prompt tokens (local + external).",
             [((), sum(t.hits_tokens for t in tiers))],
         )
-        for field, name, doc in _TIER_GAUGES:
+        for field, name, doc, of_tiers in _TIER_GAUGES:
             family = GaugeMetricFamily(f"moestro:{name}", doc, labels=[*self._names, "tier"])
             for tier in tiers:
-                family.add_metric([*self._values, str(tier.tier)], getattr(tier, field))
+                if tier.tier in of_tiers:
+                    family.add_metric([*self._values, str(tier.tier)], getattr(tier, field))
             yield family
-        for field, name, doc in _TIER_COUNTERS:
-            rows = [((("tier", str(t.tier)),), getattr(t, field)) for t in tiers]
+        for field, name, doc, of_tiers in _TIER_COUNTERS:
+            told = [t for t in tiers if t.tier in of_tiers]
+            rows = [((("tier", str(t.tier)),), getattr(t, field)) for t in told]
             yield self._counter(f"moestro:{name}", doc, rows)
 
     def _of_hints(self, numbers: KVNumbers) -> Iterator[Metric]:
