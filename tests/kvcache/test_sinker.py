@@ -6,7 +6,7 @@ from tests.kvcache.sequences import make_sequence
 from moestro.core.page_moves import MoveFailure, MoveKind
 from moestro.core.request import Sequence
 from moestro.kvcache import KVCacheManager
-from moestro.kvcache.tier_policy import TierConfig
+from moestro.kvcache.tier_policy import TierConfig, WritePolicy
 
 A = list(range(100, 124))  # 6 pages of 4
 
@@ -159,6 +159,17 @@ def test_full_slots_are_taken_from_what_was_used_longest_ago() -> None:
     assert world.num_host_pages == 6
     first = world.kv._index.match("", make_packed(A[:12]), 3)
     assert not any(run.slots for run, _ in first)
+
+
+def test_write_back_saves_a_run_once_even_if_the_host_does_not_keep_it() -> None:
+    """Else its pages would always be on their way, and never anybody's."""
+    world = World(num_slots=4, write_policy=WritePolicy.WRITE_BACK, low_water=0.0, high_water=0.5)
+    world.serve(A)
+    world.serve([7] * 16)
+    for _ in range(10):
+        world.settle()
+    assert sum(world.moved(MoveKind.SAVE)) <= 10
+    assert world.kv.num_available_pages == 16
 
 
 def make_packed(tokens: list[int]) -> bytes:

@@ -104,7 +104,7 @@ class PrefixIndex:
             setattr(upper, name, whole[:num_pages])
             del whole[:num_pages]
         upper.stored, upper.num_hits = run.stored, run.num_hits
-        upper.owner = run.owner
+        upper.owner, upper.tried_at = run.owner, run.tried_at
         upper.num_users, upper.num_holders = run.num_users, run.num_holders
         upper.claims = list(run.claims)
         for claim in run.claims:

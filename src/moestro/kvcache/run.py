@@ -13,7 +13,8 @@ class Run:
     host slots. hashes: the names of its pages, once somebody needs them. stored: they are known
     to be in the store. num_users: sequences whose published prefix runs through it; num_holders:
     those of them whose own pages these are. claims: what needs it to stay (see Claim).
-    num_hits: how often a sequence found it. owner: the session (or request) that made it; None
+    num_hits: how often a sequence found it; tried_at: its num_hits when it was last saved ahead
+    of eviction. owner: the session (or request) that made it; None
     once another one has found it. ghosts: keys of the first pages of what was below it and has
     been forgotten, for telling why a prompt missed.
     """
@@ -34,6 +35,7 @@ class Run:
         "slots",
         "stored",
         "tokens",
+        "tried_at",
     )
 
     def __init__(
@@ -51,6 +53,7 @@ class Run:
         self.num_users = 0
         self.num_holders = 0
         self.num_hits = 0
+        self.tried_at = -1
         self.owner: str | None = None
         self.claims: list[Any] = []
         self.ghosts: dict[int, None] = {}

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from moestro.core.page_moves import MoveKind, MoveResult
+from moestro.kvcache.claim import Claim
 from moestro.kvcache.event_log import EventLog
 from moestro.kvcache.prefix_index import PrefixIndex
 from moestro.kvcache.run import Run
@@ -105,6 +106,7 @@ class Sinker:
             start = self._put if piece.slots else self._save
             if not start(piece):
                 self.num_dropped_pages += piece.num_pages
+                piece.tried_at = run.tried_at = -1
                 return
             if piece is run:
                 return
@@ -112,7 +114,10 @@ class Sinker:
     def _save(self, run: Run) -> bool:
         if self._host.num_available < run.num_pages:
             return False
+        claim = Claim(self._index, on_device=True, on_host=False)
+        claim.add(run)  # what is evicted now must not be joined with it
         slots = self._host.take(run.num_pages)
+        claim.end()
         move_id = self._transfers.submit(
             MoveKind.SAVE, [run], self._on_saved, pages=tuple(run.pages), slots=tuple(slots)
         )
@@ -175,7 +180,11 @@ class Sinker:
                 self._index.join(run.parent)
 
     def _offer_next_victims(self) -> None:
-        """write_back: save what the device will evict next, before it has to."""
+        """write_back: save what the device will evict next, before it has to.
+
+        Once for each time it was found: where the copies don't stay (few slots, a store that
+        takes nothing), saving them again and again would keep their pages from everybody.
+        """
         config, device = self._config, self._device
         wanted = pages_to_clean(
             device.allocator.num_free, device.num_pages, config.low_water, config.high_water
@@ -185,5 +194,6 @@ class Sinker:
             if wanted <= 0:
                 return
             wanted -= run.num_pages
-            if self._is_wanted(run) and not run.slots:
+            if run.tried_at != run.num_hits and self._is_wanted(run) and not run.slots:
+                run.tried_at = run.num_hits
                 self._offered[run] = None
