@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from moestro.simulator.offline_lru import OfflineLRU
+from moestro.simulator.offline_lru import HeldLRU, OfflineLRU
 from moestro.simulator.workload import TracedRequest, load_workload
 
 TRACES = Path(__file__).parents[2] / "bench" / "traces"
@@ -102,6 +102,38 @@ def test_equals_it_on_real_requests() -> None:
             lru.end(session.scope, session.requests[0])
     assert offline.hits_tokens == [lru.hits_tokens for lru in played]
     assert offline.hits_tokens[0] > 0
+
+
+@given(chained_requests(), st.sampled_from((2, 4)))
+def test_held_lru_is_a_plain_one_when_nothing_overlaps(
+    requests: list[tuple[int, TracedRequest]], page_size: int
+) -> None:
+    capacity = (
+        max((r.input_len + r.output_len) // page_size for _, r in requests) if requests else 1
+    )
+    plain = PlayedLRU(capacity, page_size, 4)
+    held = HeldLRU(capacity, page_size, 4, every=1)
+    for scope, request in requests:
+        for lru in (plain, held):
+            lru.begin(scope, request)
+            lru.end(scope, request)
+    assert held.hits_tokens == plain.hits_tokens
+
+
+def test_held_pages_stay_and_idle_ones_go() -> None:
+    """Three prompts of 4 pages in 9: the first is held while the others come and go."""
+    asked = [TracedRequest(n, ((10 * n, 10 * n + 3),), 17, 1, 0.0) for n in range(3)]
+    again = [TracedRequest(10 + n, r.blocks, 17, 1, 0.0) for n, r in enumerate(asked)]
+    plain, held = OfflineLRU([9], 4, 4), HeldLRU(9, 4, 4, every=1)
+    for lru in (plain, held):
+        lru.begin(0, asked[0])
+        for request in asked[1:]:
+            lru.begin(0, request)
+            lru.end(0, request)
+        lru.begin(0, again[0])
+        lru.begin(0, again[2])
+    assert held.hits_tokens == 2 * 16
+    assert plain.hits_tokens[0] == 4 + 16  # of the first prompt one page was left
 
 
 def test_chat_trace_as_published() -> None:

@@ -6,6 +6,7 @@ the requests, in the order in which they were served, answers for all N.
 """
 
 from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 from moestro.simulator.workload import BlockRange, TracedRequest
@@ -81,6 +82,68 @@ class OfflineLRU:
         self._newest.append(length)
         self._lengths.append(length)
         last_use.set(request.blocks, now)
+
+
+class HeldLRU:
+    """An LRU of one capacity that can't evict what a request uses from its begin to its end.
+
+    Played page by page, with every so many-th page standing for all: that times fewer steps, and
+    off by less than so many pages a request. Its hits are those of a cache that serves requests
+    while others run; OfflineLRU's are those of one that could take pages from running requests.
+    """
+
+    def __init__(self, capacity: int, page_size: int, block_size: int, every: int = 8) -> None:
+        if block_size % page_size:
+            raise ValueError(f"blocks of {block_size} tokens don't divide into {page_size}")
+        self.hits_tokens = 0
+        self._capacity = capacity // every
+        self._page_size = page_size
+        self._pages_per_block = block_size // page_size
+        self._every = every
+        self._idle: OrderedDict[tuple[int, int], None] = OrderedDict()
+        self._held: dict[tuple[int, int], int] = {}
+
+    def begin(self, scope: int, request: TracedRequest) -> None:
+        """Look one request up; it holds the pages of its prompt from now on."""
+        names = self._names(scope, request, request.input_len)
+        for name in self._names(scope, request, request.input_len - 1):
+            if name not in self._idle and name not in self._held:
+                break
+            self.hits_tokens += self._page_size * self._every
+        for name in names:
+            self._idle.pop(name, None)
+            self._held[name] = self._held.get(name, 0) + 1
+        self._evict()
+
+    def end(self, scope: int, request: TracedRequest) -> None:
+        """Nothing of its prompt and output is held by it any more, and all was used now."""
+        num_held = len(self._names(scope, request, request.input_len))
+        names = self._names(scope, request, request.input_len + request.output_len - 1)
+        for at in range(len(names) - 1, -1, -1):
+            name = names[at]
+            if at < num_held:
+                self._held[name] -= 1
+                if self._held[name]:
+                    continue
+                del self._held[name]
+            self._idle[name] = None
+        self._evict()
+
+    def _names(self, scope: int, request: TracedRequest, num_tokens: int) -> list[tuple[int, int]]:
+        """Of every so many-th full page of so many tokens."""
+        per_block, full = self._pages_per_block, num_tokens // self._page_size
+        pages = [
+            (scope, block * per_block + page)
+            for first, last in request.blocks
+            for block in range(first, last + 1)
+            for page in range(per_block)
+        ]
+        pages += [(-1 - request.number, page) for page in range(full - len(pages))]
+        return pages[self._every - 1 : full : self._every]
+
+    def _evict(self) -> None:
+        while self._idle and len(self._idle) + len(self._held) > self._capacity:
+            self._idle.popitem(last=False)
 
 
 class _LastUse:

@@ -211,13 +211,18 @@ def measure(
 
 def _rates(workload: "Workload", capacity: "Capacity", result: "ReplayResult") -> dict[str, Any]:
     """Shares of the prompts' tokens: found in each tier, by an LRU as large as the device and as
-    large as the largest tier (each holds what those above it do), and by the ideal cache."""
-    from moestro.simulator.offline_lru import OfflineLRU
+    large as the largest tier (each holds what those above it do), by one as large as the device
+    that can't evict what running requests hold, and by the ideal cache."""
+    from moestro.simulator.offline_lru import HeldLRU, OfflineLRU
 
     tiers = (capacity.device_pages, capacity.host_pages, capacity.store_pages)
     offline = OfflineLRU((tiers[0], max(tiers)), PAGE_SIZE, workload.block_size)
+    held = HeldLRU(tiers[0], PAGE_SIZE, workload.block_size)
     for scope, request, ends in result.served:
-        if not ends:
+        if ends:
+            held.end(scope, request)
+        else:
+            held.begin(scope, request)
             offline.begin(scope, request)
             offline.end(scope, request)
     total = result.queries_tokens
@@ -228,6 +233,7 @@ def _rates(workload: "Workload", capacity: "Capacity", result: "ReplayResult") -
         **dict(zip(names, (tokens / total for tokens in found), strict=True)),
         "lru_device_hit_rate": offline.hits_tokens[0] / total,
         "lru_hit_rate": offline.hits_tokens[1] / total,
+        "held_lru_device_hit_rate": held.hits_tokens / total,
         "ideal_hit_rate": offline.ideal_hits_tokens / total,
         "queries_tokens": total,
     }

@@ -19,6 +19,7 @@ def print_hits(result: dict[str, Any]) -> None:
         "lanes, tokens",
         *_TIERS,
         "all",
+        "LRU, held",
         "LRU",
         "ideal",
         "TTFT s",
@@ -33,6 +34,7 @@ def print_hits(result: dict[str, Any]) -> None:
             f"{point['lanes']}{' hints' if point['pin_ttl_s'] is not None else ''}: {size(point)}",
             *(_percent(point[f"{tier}_hit_rate"]) for tier in _TIERS),
             _percent(point["hit_rate"]),
+            _percent(point["held_lru_device_hit_rate"]) if _is_device_only(point) else "",
             _percent(point["lru_hit_rate"]),
             _percent(point["ideal_hit_rate"]),
             f"{point['mean_ttft_s']:.2f}",
@@ -50,6 +52,10 @@ def size(point: dict[str, Any]) -> str:
     while sizes[-1] == 0:
         sizes.pop()
     return " + ".join(_short(tokens) for tokens in sizes)
+
+
+def _is_device_only(point: dict[str, Any]) -> bool:
+    return not (point["host_tokens"] or point["store_tokens"])
 
 
 def _short(tokens: int) -> str:
@@ -96,6 +102,9 @@ def _draw_group(axes: Any, points: list[dict[str, Any]]) -> None:
         below = [a + b for a, b in zip(below, rates, strict=True)]
     rates = [100 * point["lru_hit_rate"] for point in points]
     axes.plot(at, rates, "o", color="black", fillstyle="none", markersize=5, label="plain LRU")
+    if all(_is_device_only(point) for point in points):
+        rates = [100 * point["held_lru_device_hit_rate"] for point in points]
+        axes.plot(at, rates, "_", color="black", markersize=14, label="LRU of what is not in use")
     ideal = 100 * max(point["ideal_hit_rate"] for point in points)
     axes.axhline(ideal, color="#c1121f", linewidth=1, label="ideal")
     axes.set_xticks(at, [size(point).replace(" + ", "\n") for point in points], fontsize=7)
