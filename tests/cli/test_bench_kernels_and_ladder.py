@@ -8,6 +8,8 @@ from tests.cli.terminal import main
 
 from moestro import ops
 from moestro.backends import load_backend
+from moestro.backends.cpu import library
+from moestro.cli.bench import resident
 from moestro.cli.bench.ladder import RUNGS, same_prefix, steps_of
 from moestro.cli.bench.pairing import Round
 from moestro.cli.bench.works import unfused
@@ -15,6 +17,16 @@ from moestro.cli.bench.works.attention import CUTS, DIM, make_batch, other_cuts
 from moestro.cli.bench.works.matmul import Shape
 
 TINY = ("--engine", '{"kv_cache_memory_bytes": "8MiB", "max_model_len": 256}', "--steps", "2")
+
+
+@pytest.fixture
+def no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a benchmark fail that builds an engine."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("an engine is built")
+
+    monkeypatch.setattr(resident, "build", refuse)
 
 
 def test_gains_multiply_up() -> None:
@@ -98,12 +110,15 @@ def test_other_task_maps_give_the_same_bits(kind: str) -> None:
     [
         (["kernels", "--only", "conv"], "--only does not know conv"),
         (["kernels", "--kv", "int4"], "--kv does not know int4"),
-        (["kernels", "--num-threads", "0"], "--num-threads must be at least 1"),
+        (["kernels", "--num-threads", "0"], "--num-threads must be 1 to 1024, got 0."),
+        (["kernels", "--num-threads", "1025"], "--num-threads must be 1 to 1024, got 1025."),
+        (["ladder", "--num-threads", "1025"], "--num-threads must be 1 to 1024, got 1025."),
         (["kernels", "--seconds", "0"], "--seconds must be above 0"),
         (["ladder", "--batch-size", "0"], "--batch-size must be at least 1"),
         (["ladder", "--formats", "fp4"], "--formats does not know fp4"),
         (["kernels", "--output", "/nowhere/out.json"], "--output /nowhere/out.json can't be"),
         (["ladder", "--output", "/"], "--output / can't be written"),
+        (["ladder", "--output", "/proc/nope"], "--output /proc/nope can't be written"),
         (["ladder", *TINY, "--steps", "200"], "come to 265 tokens, and max_model_len is 256"),
         (["ladder", *TINY, "--batch-size", "33"], "max_num_seqs is 32"),
     ],
@@ -113,6 +128,37 @@ def test_flags_that_can_not_be(
 ) -> None:
     assert main(["bench", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("quantization", "quantization_group_size", "enforce_eager", "weight_cache"),
+        *("num_threads", "model"),
+    ],
+)
+def test_engine_fields_that_the_ladder_sets_itself(
+    field: str, no_loading: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "ladder", "--engine", json.dumps({"seed": 1, field: "w8a8"})]) == 2
+    assert f"--engine can't set {field}: " in capsys.readouterr().err
+
+
+def test_no_ladder_of_the_reference(
+    no_loading: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened = library.open_library(None, "reference")
+    monkeypatch.setattr(library, "_loaded", lambda: opened)
+    assert main(["bench", "ladder"]) == 1
+    assert "no CPU kernel library is in use: MOESTRO_CPU_ISA=reference" in capsys.readouterr().err
+
+
+def test_a_refused_level_lists_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "kernels", "--isa", "sse"]) == 2
+    levels = ", ".join(library.native().levels())
+    assert f"--isa sse: this machine does not run that level; it has: {levels}." in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_batch_that_memory_does_not_hold(capsys: pytest.CaptureFixture[str]) -> None:

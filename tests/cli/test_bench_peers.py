@@ -1,6 +1,7 @@
 """`moestro bench peers`: rounds, bounds, workers and flags; no other engine is started."""
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -9,8 +10,9 @@ import pytest
 from tests.cli.terminal import main
 
 from moestro.cli.bench import bound, report
+from moestro.cli.bench.flags import engine_fields, names
 from moestro.cli.bench.pairing import Round, measure_rounds, rotated, summary
-from moestro.cli.bench.peers import ENGINES, MEASURES, PEERS, json_object, names
+from moestro.cli.bench.peers import ENGINES, MEASURES, PEERS
 from moestro.cli.bench.statistics import median_interval
 from moestro.cli.bench.workers import Worker, read_record, versions
 from moestro.core.model_config import load_model_spec
@@ -168,22 +170,28 @@ def test_lists_and_objects_given_as_flags() -> None:
         names("--peers", "sglang", PEERS)
     with pytest.raises(ConfigError, match="names nothing"):
         names("--peers", " ,", PEERS)
-    assert json_object("--engine", '{"seed": 1}') == {"seed": 1}
+    assert engine_fields('{"seed": 1}', {"model"}) == {"seed": 1}
     for text in ("[1]", "{"):
         with pytest.raises(ConfigError, match="--engine"):
-            json_object("--engine", text)
+            engine_fields(text, ())
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--pairs", "0"], "--pairs must be at least 1"),
-        (["--num-threads", "0"], "--num-threads must be at least 1"),
+        (["--num-threads", "0"], "--num-threads must be 1 to 1024, got 0."),
+        (["--num-threads", "1025"], "--num-threads must be 1 to 1024, got 1025."),
+        *(
+            (["--engine", json.dumps({"seed": 1, field: 1})], f"--engine can't set {field}:")
+            for field in ("model", "num_threads", "quantization", "quantization_group_size")
+        ),
         (["--formats", "fp4"], "--formats does not know fp4"),
         (["--peers", "vllm"], "vllm is not installed"),
         (["--peers", "llama.cpp"], "name their folder with --gguf"),
         (["--chart", "chart.png"], "ends in .svg"),
         (["--output", "/nowhere/out.json"], "--output /nowhere/out.json can't be written"),
+        (["--output", "/proc/nope"], "--output /proc/nope can't be written"),
     ],
 )
 def test_flags_that_can_not_be(
@@ -194,6 +202,20 @@ def test_flags_that_can_not_be(
     where = ["--model", str(tmp_path), "--peers-dir", str(tmp_path)]
     assert main(["bench", "peers", *where, "--peers", "hf", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_trying_the_output_leaves_no_trace(tmp_path: Path) -> None:
+    kept, new, link = (tmp_path / name for name in ("kept", "new", "link"))
+    kept.write_text("before")
+    link.symlink_to(new)
+    for path in (kept, new, link):
+        report.check_output(path)
+    assert kept.read_text() == "before"
+    assert not new.exists()
+    assert link.is_symlink()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    report.check_output(pipe)  # would wait for a reader
 
 
 def test_tables_show_ratios(capsys: pytest.CaptureFixture[str]) -> None:

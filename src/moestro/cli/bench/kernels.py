@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moestro.cli.bench import report
-from moestro.cli.bench.peers import names
+from moestro.cli.bench.flags import check_num_threads, names
 from moestro.cli.console import add_common_flags, note, start_logging
 from moestro.errors import ConfigError
 
@@ -51,8 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print."""
     start_logging(args)
     report.check_output(args.output)
-    if args.num_threads < 1:
-        raise ConfigError(f"--num-threads must be at least 1, got {args.num_threads}.")
+    check_num_threads(args.num_threads)
     if not 0 < args.seconds <= 600:
         raise ConfigError(f"--seconds must be above 0 and at most 600, got {args.seconds}.")
     groups = names("--only", args.only, GROUPS)
@@ -77,10 +76,15 @@ def measure(args: argparse.Namespace, made: Iterator["Work"]) -> dict[str, Any]:
     from moestro.cli.bench.limits import measure_limits
     from moestro.cli.bench.works.work import Bandwidth, measure_work
 
+    native = library.native()
+    if args.isa not in (None, *native.levels()):
+        raise ConfigError(
+            f"--isa {args.isa}: this machine does not run that level; it has: "
+            f"{', '.join(native.levels())}. Choose one of these."
+        )
     load_backend("cpu").set_num_threads(args.num_threads)
     torch.set_num_threads(args.num_threads)
     torch.manual_seed(0)
-    native = library.native()
     with native.at_level(args.isa or library.status().isa):
         level = native.level().decode()
         limits, bandwidth = measure_limits(args.num_threads), Bandwidth()

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from moestro.cli.bench import report
+from moestro.cli.bench.flags import check_num_threads, engine_fields, names
 from moestro.cli.bench.pairing import Round, rotated
-from moestro.cli.bench.peers import ENGINES, json_object, names
+from moestro.cli.bench.peers import ENGINES, OWN_FIELDS
 from moestro.cli.bench.statistics import median, median_interval
 from moestro.cli.console import add_common_flags, note, start_logging
 from moestro.errors import ConfigError
@@ -42,6 +43,8 @@ ENGINES_OF_RUNGS: dict[str, dict[str, Any]] = {
     "later start": {},
 }
 """Both starts keep packed weights in one new folder: the first fills it, the later maps it."""
+_OWN_FIELDS = OWN_FIELDS.union(*ENGINES_OF_RUNGS.values())
+"""EngineConfig fields that --engine can't set."""
 RUNGS = (
     Rung("eager, unfused, a loop over experts", "eager", ("ELEMENTWISE", "LOOP")),
     Rung("fused ops", "eager", ("LOOP",)),
@@ -72,14 +75,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print. Exit status 1 when the rungs disagree about a token."""
+    from moestro.backends.cpu import library
+
     start_logging(args)
     report.check_output(args.output)
-    for flag in ("pairs", "steps", "batch_size", "input_len", "num_threads"):
+    for flag in ("pairs", "steps", "batch_size", "input_len"):
         if getattr(args, flag) < 1:
             shown = flag.replace("_", "-")
             raise ConfigError(f"--{shown} must be at least 1, got {getattr(args, flag)}.")
+    check_num_threads(args.num_threads)
     formats = names("--formats", args.formats, ENGINES)
-    extra = json_object("--engine", args.engine)
+    extra = engine_fields(args.engine, _OWN_FIELDS)
+    library.native()  # raises where the reference serves: it has neither stages nor bandwidth
     result = {
         "benchmark": "ladder",
         "model": args.model,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moestro.cli.bench import report
+from moestro.cli.bench.flags import check_num_threads
 from moestro.cli.bench.statistics import median
 from moestro.cli.console import add_common_flags, print_json, start_logging, write_text
 from moestro.errors import ConfigError
@@ -21,7 +22,6 @@ DESCRIPTION = (
     "on registers alone: with one thread, then with all. Medians of short runs."
 )
 
-_MOST_THREADS = 1024
 _RUNS = 9
 _READ_SHARE = 0.5
 """Of the time, for reading; the rest is shared by the kinds of product."""
@@ -136,8 +136,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure with one thread and with all, and print."""
     start_logging(args)
-    if not 0 <= args.num_threads <= _MOST_THREADS:
-        raise ConfigError(f"--num-threads must be 0 to {_MOST_THREADS}, got {args.num_threads}.")
+    check_num_threads(args.num_threads, least=0)
     if not 0 < args.seconds <= 600:
         raise ConfigError(f"--seconds must be above 0 and at most 600, got {args.seconds}.")
     measured = [measure_machine(1, args.seconds)]

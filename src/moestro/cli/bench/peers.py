@@ -6,13 +6,14 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from moestro.cli.bench import bound, report
+from moestro.cli.bench.flags import check_num_threads, engine_fields, names
 from moestro.cli.bench.limits import Limits, measure_limits, read_bandwidth
 from moestro.cli.bench.pairing import Round, measure_rounds, summary
 from moestro.cli.bench.workers import Worker, read_record, versions
@@ -39,6 +40,8 @@ ENGINES: dict[str, dict[str, Any]] = {
     "w4a8": {"quantization": "w4a8", "quantization_group_size": bound.GROUP},
 }
 """EngineConfig fields by format."""
+OWN_FIELDS = {"model", "num_threads"}.union(*ENGINES.values())
+"""EngineConfig fields that --engine can't set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +155,10 @@ class Request:
     @classmethod
     def of(cls, args: argparse.Namespace) -> "Request":
         """From flags. Raises ConfigError."""
-        for flag in ("pairs", "num_threads"):
-            if getattr(args, flag) < 1:
-                shown = flag.replace("_", "-")
-                raise ConfigError(f"--{shown} must be at least 1, got {getattr(args, flag)}.")
+        if args.pairs < 1:
+            raise ConfigError(f"--pairs must be at least 1, got {args.pairs}.")
+        check_num_threads(args.num_threads)
+        engine = engine_fields(args.engine, OWN_FIELDS)
         formats = names("--formats", args.formats, ENGINES)
         peers = names("--peers", args.peers, PEERS)
         measures = names("--measures", args.measures, MEASURES)
@@ -179,7 +182,7 @@ class Request:
                 args.pairs,
                 args.num_threads,
             ),
-            engine=json_object("--engine", args.engine),
+            engine=engine,
         )
 
     def command(self, name: str, weights: str) -> list[str]:
@@ -206,27 +209,6 @@ class Request:
         peer = PEERS[name]
         able = peer.measures if peer.gguf or weights == "bf16" else peer.others
         return [m for m in self.measures if m in able]
-
-
-def names(flag: str, text: str, known: Iterable[str]) -> tuple[str, ...]:
-    """A comma-separated list of known names, in order. Raises ConfigError."""
-    given = tuple(dict.fromkeys(n.strip() for n in text.split(",") if n.strip()))
-    unknown = [n for n in given if n not in known]
-    if unknown or not given:
-        what = f"does not know {', '.join(unknown)}" if unknown else "names nothing"
-        raise ConfigError(f"{flag} {what}: it takes {', '.join(known)}.")
-    return given
-
-
-def json_object(flag: str, text: str) -> dict[str, Any]:
-    """A JSON object given as a flag. Raises ConfigError."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{flag} is no JSON: {error}.") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{flag} must be a JSON object, got {text}.")
-    return value
 
 
 def run(args: argparse.Namespace) -> int:

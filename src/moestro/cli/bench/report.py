@@ -35,9 +35,17 @@ def check_output(path: Path | None) -> None:
     """Before anything is measured: whether --output can be written. Raises ConfigError."""
     if path is None:
         return
-    there = path if path.exists() else path.parent
-    if path.is_dir() or not os.access(there, os.W_OK):
-        raise ConfigError(f"--output {path} can't be written: name a file in a folder that can.")
+    try:
+        there = path.exists()
+        if path.is_fifo():
+            return  # opening waits for its reader, and closing would tell it that all was said
+        path.open("a").close()  # permissions don't tell: /proc takes no file
+        if not there:
+            os.unlink(os.path.realpath(path))  # what a dangling link leads to, not the link
+    except OSError as error:
+        raise ConfigError(
+            f"--output {path} can't be written ({error.strerror}): name a file that can."
+        ) from error
 
 
 def conclude(args: argparse.Namespace, result: dict[str, Any], show: Callable[..., None]) -> None:
