@@ -45,7 +45,6 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_chart(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     chart = tmp_path / "kv.svg"
     assert main([*FEW, "--device-tokens", "1m", "--chart", str(chart)]) == 0
     assert chart.read_text().startswith("<?xml")
@@ -78,6 +77,7 @@ def test_traces_are_there() -> None:
         (["--max-requests", "3", "--device-tokens", "64"], "No request of the trace fits in 64"),
         (["--trace", "mooncake", "--hints"], "--hints are about sessions"),
         (["--chart", "x.png"], "--chart writes SVG"),
+        (["--chart", "/nowhere/x.svg"], "--chart /nowhere/x.svg can't be written"),
         (["--output", "/nowhere/x.json"], "--output /nowhere/x.json can't be written"),
     ],
 )

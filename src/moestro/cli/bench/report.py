@@ -31,8 +31,8 @@ def circumstances(command: str) -> dict[str, Any]:
     }
 
 
-def check_output(path: Path | None) -> None:
-    """Before anything is measured: whether --output can be written. Raises ConfigError."""
+def check_output(path: Path | None, flag: str = "--output") -> None:
+    """Before anything is measured: whether the flag's file can be written. Raises ConfigError."""
     if path is None:
         return
     try:
@@ -44,7 +44,7 @@ def check_output(path: Path | None) -> None:
             os.unlink(os.path.realpath(path))  # what a dangling link leads to, not the link
     except OSError as error:
         raise ConfigError(
-            f"--output {path} can't be written ({error.strerror}): name a file that can."
+            f"{flag} {path} can't be written ({error.strerror}): name a file that can."
         ) from error
 
 
@@ -157,6 +157,7 @@ def check_chart(path: Path | None) -> None:
         raise ConfigError(
             "--chart needs matplotlib: pip install 'moestro[bench]', or leave it out."
         ) from error
+    check_output(path, "--chart")
 
 
 def draw_ratios(rows: list[dict[str, Any]], path: Path) -> None:
