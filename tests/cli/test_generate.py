@@ -24,6 +24,8 @@ FIELDS = {
     "finished",
     "prompt_logprobs",
     "num_cached_tokens",
+    "timing",
+    "kv_hints",
 }
 
 

@@ -240,19 +240,22 @@ def _rates(workload: "Workload", capacity: "Capacity", result: "ReplayResult") -
 
 
 def trace_path(name: str) -> Path:
-    """The file of a trace of bench/traces, or the one named. Raises ConfigError."""
+    """The file of a trace of bench/traces, in the tree of this file or the one that is the current
+    folder, or the file named. Raises ConfigError.
+    """
     if name not in TRACES:
         path = Path(name)
         if not path.is_file():
             raise ConfigError(f"--trace must be {', '.join(TRACES)} or a file, got {shown(name)}.")
         return path
-    path = Path(__file__).parents[4] / "bench" / "traces" / TRACES[name]
-    if not path.is_file():
-        raise ConfigError(
-            f"The trace {name} comes with the source tree (bench/traces), not with an installed "
-            "package: give its file."
-        )
-    return path
+    for tree in (Path(__file__).parents[4], Path()):
+        path = tree / "bench" / "traces" / TRACES[name]
+        if path.is_file():
+            return path
+    raise ConfigError(
+        f"The trace {name} comes with the source tree (bench/traces), not with an installed "
+        "package: run this at the root of the tree, or give its file."
+    )
 
 
 def _points(args: argparse.Namespace) -> Iterator[tuple["Clients", "Capacity"]]:
