@@ -199,6 +199,15 @@ def test_a_follower_goes_on_by_itself_when_the_first_is_aborted() -> None:
     assert world.admit(second) == 32
 
 
+def test_followers_whose_time_is_up_with_the_first_s_end_once_and_look_no_more() -> None:
+    world = World()
+    waiting = [world.arrive()[0].seq_id for _ in range(3)]
+    world.now_s += 1000.0
+    assert world.poll() == waiting
+    assert world.kinds() == ["lookup"]
+    assert world.poll() == []
+
+
 def test_full_host_slots_bound_what_is_fetched() -> None:
     world = World(num_slots=5)
     seq, _ = world.arrive()

@@ -80,6 +80,16 @@ def test_a_file_that_changes_while_it_is_loaded_has_no_digest(tmp_path: Path) ->
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_record_does_not_vouch_for_a_file_replaced_while_it_is_loaded(tmp_path: Path) -> None:
+    path, cache = write(tmp_path / "m.safetensors"), tmp_path / "cache"
+    of(cache, path)
+    before = WeightsDigest([path], cache)
+    assert before.known() is not None
+    write(tmp_path / "new", 2.0).replace(path)  # the loader reads this one
+    with pytest.raises(WeightsChangedError, match="changed while"):
+        before.compute()
+
+
 @pytest.mark.parametrize("text", ["", "zz" * 16, "ab" * 15, "\xff" * 32])
 def test_a_damaged_record_is_made_anew(tmp_path: Path, text: str) -> None:
     path, cache = write(tmp_path / "m.safetensors"), tmp_path / "cache"

@@ -192,14 +192,16 @@ class Engine:
 
     def close(self) -> None:
         """Drop all requests and release the runner's memory."""
-        self.abort_all()
-        self.discard_pending()
-        stop_s = self._clock() + _FLUSH_S
-        while self._scheduler.tend() and self._clock() < stop_s:
-            self._scheduler.wait(_WAIT_S)
-        self._runner.close()
-        if self._event_sink is not None:
-            self._event_sink.close()
+        try:
+            self.abort_all()
+            self.discard_pending()
+            stop_s = self._clock() + _FLUSH_S
+            while self._scheduler.tend() and self._clock() < stop_s:
+                self._scheduler.wait(_WAIT_S)
+        finally:  # a broken cache must keep neither memory nor clients waiting
+            self._runner.close()
+            if self._event_sink is not None:
+                self._event_sink.close()
 
     def _tell_events(self) -> None:
         if self._event_sink is not None and self._cache is not None:

@@ -34,8 +34,10 @@ def run_engine_loop(engine: Engine, channel: Channel) -> None:
         logger.exception("the engine loop died")
         _tell_failure(channel, f"{type(error).__name__}: {error}")
     finally:
-        engine.close()
-        channel.close()
+        try:
+            engine.close()
+        finally:
+            channel.close()
 
 
 def _serve(engine: Engine, channel: Channel) -> None:

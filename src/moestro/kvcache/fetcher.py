@@ -306,6 +306,10 @@ class Fetcher:
                 continue
             if wait.next_page > wait.first_page:
                 continue
+            if self._clock() >= wait.deadline_s:
+                wait.miss = MissReason.LOAD_FAILED
+                self._finish(wait)  # it has no time left to look again
+                continue
             limit = wait.first_page + len(wait.hashes)
             deadline_s, began_s = wait.deadline_s, wait.began_s
             self.end_claim(wait)

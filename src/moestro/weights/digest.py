@@ -97,11 +97,16 @@ class WeightsDigest:
                 digest = _digest_file(path, is_stopped)
                 if digest is None:
                     return None
-                if FileState.of(path) != state:
-                    raise WeightsChangedError(f"{path} changed while the model was loaded from it")
+                self._check_unchanged(path, state)
                 self._write_record(state, digest)
+            else:  # the record is of what was there before the model was loaded
+                self._check_unchanged(path, state)
             digests.append(digest)
         return self._joined(digests)
+
+    def _check_unchanged(self, path: Path, state: FileState) -> None:
+        if FileState.of(path) != state:
+            raise WeightsChangedError(f"{path} changed while the model was loaded from it")
 
     def _joined(self, digests: list[str]) -> str:
         names = [path.name for path in self._files]
