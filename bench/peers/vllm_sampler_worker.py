@@ -68,7 +68,7 @@ def answer(sampler: Any, command: dict[str, Any], kept: dict[Any, Any]) -> dict[
         kept[key] = (metadata(case, rows, vocab), buffers)
     given, buffers = kept[key]
     turn, count = command["turn"], len(buffers)
-    time.sleep(0.005)  # the threads of the one before fall asleep
+    time.sleep(0.02)  # the threads of the one before fall asleep
     sampler(buffers[(turn + count // 2) % count].clone(), given)
     logits = buffers[turn % count].clone()  # it is overwritten
     begin = time.perf_counter()

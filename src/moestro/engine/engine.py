@@ -31,8 +31,9 @@ logger = logging.getLogger(__name__)
 
 _WAIT_S = 0.005
 """A step with nothing to compute sleeps so long at most, so that commands are heard."""
-_FLUSH_S = 5.0
-"""Pages on their way down have so long when the engine closes; the mover has its own limit."""
+_FLUSH_S = 3.0
+"""Pages on their way down have so long when the engine closes; then what the mover has accepted
+has its own limit, and both together stay within 10 s."""
 
 
 class TextVocabulary(TokenVocabulary, Protocol):

@@ -20,8 +20,9 @@ from moestro.runner.move_jobs import Job
 
 logger = logging.getLogger(__name__)
 
-FLUSH_S = 10.0
-"""Pending puts have so long when the process ends or the mover is dropped."""
+FLUSH_S = 7.0
+"""Pending puts have so long when the engine closes, the process ends or the mover is dropped: the
+engine's own wait comes before it, 10 s in all."""
 _MAX_MOVES = 8192
 _JOIN_S = 5.0
 _USAGE_AGE_S = 1.0

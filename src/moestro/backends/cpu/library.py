@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from moestro import envs
 from moestro.backends.cpu.arguments import ARGUMENTS
 from moestro.errors import ConfigError, UnsupportedError
@@ -192,5 +194,11 @@ def native() -> Library:
 
 
 def identity() -> str:
-    """The CPU's device identity, as "cpu-avx512-v3"; see backends.base.Device."""
-    return f"cpu-{status().isa}-v{NUMERICS_VERSION}"
+    """The CPU's device identity, as "cpu-avx512-v3"; see backends.base.Device.
+
+    Where the references serve, torch makes the bits: its version and vector level are named too.
+    """
+    named = f"cpu-{status().isa}-v{NUMERICS_VERSION}"
+    if has_native():
+        return named
+    return f"{named}-torch-{torch.__version__}-{torch.backends.cpu.get_cpu_capability()}"
