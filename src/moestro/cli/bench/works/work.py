@@ -24,6 +24,8 @@ FEWEST = 3
 ATTEMPTS = 3
 PAUSE_S = 0.02
 """Longer than OpenMP's threads spin after a parallel region (6 ms measured)."""
+WAKE_S = 0.01
+"""A woken thread may sit on its caller's core until the system moves it: milliseconds."""
 SHORTEST_S = 0.002
 
 
@@ -103,18 +105,21 @@ def _rounds(calls: Mapping[str, Call], seconds: float) -> list[dict[str, float]]
 
 class Turn:
     """Times one call when it is its turn: after a pause in which the threads of others fall asleep
-    and, where it is short, one untimed call that wakes its own, over as many calls as fill
-    SHORTEST_S. Every call takes the next number, and so the data that was used longest ago.
+    and, where it is short, untimed calls that wake its own, over as many calls as fill SHORTEST_S.
+    Every call takes the next number, and so the data that was used longest ago.
     """
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._number = 0
-        self._repeats = 1 + int(SHORTEST_S / self._time(1))
+        first_s = self._time(1)
+        self._is_short = first_s < WAKE_S
+        self._repeats = 1 + int(SHORTEST_S / first_s)
 
     def seconds(self) -> float:
         time.sleep(PAUSE_S)
-        if self._repeats > 1:
+        began = time.perf_counter()
+        while self._is_short and time.perf_counter() - began < WAKE_S:
             self._time(1)
         return self._time(self._repeats)
 
