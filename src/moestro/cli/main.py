@@ -14,7 +14,7 @@ from moestro import envs
 from moestro.cli import bench, chat, doctor, generate, kv, ops, plan, serve
 from moestro.cli import eval as evaluate
 from moestro.cli.console import write_text
-from moestro.cli.parser import Parser
+from moestro.cli.parser import Parser, add_subcommands
 from moestro.cli.standard_streams import open_missing_streams
 from moestro.cli.termination import exit_on_sigterm
 from moestro.errors import ConfigError, MoestroError, RequestError
@@ -40,13 +40,7 @@ def build_parser() -> argparse.ArgumentParser:
     """All subcommands and flags."""
     parser = Parser(prog="moestro", description=DESCRIPTION)
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in SUBCOMMANDS:
-        name = module.__name__.rpartition(".")[2]
-        command = commands.add_parser(
-            name, help=module.HELP, description=module.DESCRIPTION, allow_abbrev=False
-        )
-        module.add_arguments(command)
+    add_subcommands(parser, SUBCOMMANDS, dest="command", metavar="COMMAND")
     return parser
 
 

@@ -5,7 +5,8 @@ argparse's own answer comes from the outermost parser: its usage, no word about 
 
 import argparse
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from types import ModuleType
 from typing import Any
 
 from moestro.errors import ConfigError, shown
@@ -28,3 +29,18 @@ class Parser(argparse.ArgumentParser):
         near = difflib.get_close_matches(flags[0], self._option_string_actions, n=1, cutoff=0.7)
         hint = f" Did you mean {near[0]}?" if near else ""
         return f"{self.prog} has no option {flags[0]}.{hint} {self.prog} --help lists them all."
+
+
+def add_subcommands(
+    parser: argparse.ArgumentParser, modules: Iterable[ModuleType], *, dest: str, metavar: str
+) -> None:
+    """One subcommand a module, under the module's own name; each has HELP, DESCRIPTION and
+    add_arguments.
+    """
+    commands = parser.add_subparsers(dest=dest, metavar=metavar, required=True)
+    for module in modules:
+        name = module.__name__.rpartition(".")[2]
+        command = commands.add_parser(
+            name, help=module.HELP, description=module.DESCRIPTION, allow_abbrev=False
+        )
+        module.add_arguments(command)

@@ -4,6 +4,7 @@ import argparse
 from types import ModuleType
 
 from moestro.cli.bench import kernels, kv, ladder, machine, peers, throughput
+from moestro.cli.parser import add_subcommands
 
 HELP = "measure speed and memory"
 DESCRIPTION = "Benchmarks. Each says what it measured on which machine, with which plan."
@@ -13,10 +14,4 @@ BENCHMARKS: tuple[ModuleType, ...] = (throughput, machine, kernels, peers, ladde
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One subcommand for each benchmark."""
-    benchmarks = parser.add_subparsers(dest="benchmark", metavar="BENCHMARK", required=True)
-    for module in BENCHMARKS:
-        name = module.__name__.rpartition(".")[2]
-        command = benchmarks.add_parser(
-            name, help=module.HELP, description=module.DESCRIPTION, allow_abbrev=False
-        )
-        module.add_arguments(command)
+    add_subcommands(parser, BENCHMARKS, dest="benchmark", metavar="BENCHMARK")

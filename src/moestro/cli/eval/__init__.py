@@ -4,6 +4,7 @@ import argparse
 from types import ModuleType
 
 from moestro.cli.eval import routing
+from moestro.cli.parser import add_subcommands
 
 HELP = "measure accuracy"
 DESCRIPTION = "Measures of accuracy, each on a text that it names."
@@ -13,10 +14,4 @@ EVALUATIONS: tuple[ModuleType, ...] = (routing,)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One subcommand for each evaluation."""
-    evaluations = parser.add_subparsers(dest="evaluation", metavar="EVALUATION", required=True)
-    for module in EVALUATIONS:
-        name = module.__name__.rpartition(".")[2]
-        command = evaluations.add_parser(
-            name, help=module.HELP, description=module.DESCRIPTION, allow_abbrev=False
-        )
-        module.add_arguments(command)
+    add_subcommands(parser, EVALUATIONS, dest="evaluation", metavar="EVALUATION")

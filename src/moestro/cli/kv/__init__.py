@@ -4,6 +4,7 @@ import argparse
 from types import ModuleType
 
 from moestro.cli.kv import drop, explain, gc, ls, stat, verify
+from moestro.cli.parser import add_subcommands
 
 HELP = "look into a KV store, check it and tidy it up"
 DESCRIPTION = (
@@ -17,10 +18,4 @@ COMMANDS: tuple[ModuleType, ...] = (ls, stat, verify, explain, gc, drop)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One subcommand for each task."""
-    commands = parser.add_subparsers(dest="kv_command", metavar="TASK", required=True)
-    for module in COMMANDS:
-        name = module.__name__.rpartition(".")[2]
-        command = commands.add_parser(
-            name, help=module.HELP, description=module.DESCRIPTION, allow_abbrev=False
-        )
-        module.add_arguments(command)
+    add_subcommands(parser, COMMANDS, dest="kv_command", metavar="TASK")
