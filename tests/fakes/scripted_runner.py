@@ -198,11 +198,10 @@ class ScriptedRunner:
         prompt_logprobs = self._score_prompt(state, run.start, end)
         if not run.samples:
             return SequenceOutput(run.seq_id, prompt_logprobs=prompt_logprobs)
-        sampled = []
-        for _ in range(script.burst(state.hashes[-1], run.allowed_tokens)):
-            token_id = script.token(
-                state.new, len(state.tokens), state.hashes[-1], run.allowed_tokens
-            )
+        sampled: list[int] = []
+        allowed = None if run.allowed_tokens is None else run.allowed_tokens[0]
+        for _ in range(script.burst(state.hashes[-1], allowed)):
+            token_id = script.token(state.new, len(state.tokens), state.hashes[-1], allowed)
             state.tokens.append(token_id)
             state.hashes.append(mix(state.hashes[-1], token_id))
             sampled.append(token_id)

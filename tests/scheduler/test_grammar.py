@@ -40,8 +40,8 @@ def test_the_mask_is_on_sampling_runs_only() -> None:
     schedules = [loop.step(), loop.step(), loop.step()]
     masks = [s.sequences[0].allowed_tokens for s in schedules if s]
     assert masks[0] is None
-    assert masks[1] == (1 << 10).to_bytes(7, "little")
-    assert masks[2] == (1 << EOS).to_bytes(7, "little")
+    assert masks[1] == ((1 << 10).to_bytes(7, "little"),)
+    assert masks[2] == ((1 << EOS).to_bytes(7, "little"),)
 
 
 def test_a_finished_grammar_without_stop_tokens_ends_by_itself() -> None:

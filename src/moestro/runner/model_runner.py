@@ -171,7 +171,8 @@ class ModelRunner:
         in_place: bool = False,
     ) -> None:
         """Draw for the sequences `at`; logits: a row each, overwritten. in_place: see Sampler."""
-        masks = [schedule.sequences[i].allowed_tokens for i in at]
+        given = (schedule.sequences[i].allowed_tokens for i in at)
+        masks = [None if allowed is None else allowed[0] for allowed in given]
         drawn = self._sampler.sample(logits, [states[i] for i in at], masks, in_place=in_place)
         for i, output in zip(at, drawn, strict=True):
             outputs[i] = output

@@ -310,7 +310,7 @@ class Scheduler:
             if not run.samples or seq.request.params.grammar is None:
                 continue
             try:
-                step.constrain(run, self._grammar.allowed_tokens(seq))
+                step.constrain(run, (self._grammar.allowed_tokens(seq),))
             except GrammarError as error:
                 step.remove(seq)
                 self._failures.append(self._fail(seq, str(error)))

@@ -30,8 +30,8 @@ class StepBuilder:
         self.admitted[seq.seq_id] = seq
         self.add(seq, num_tokens, tuple(seq.pages))
 
-    def constrain(self, run: ScheduledSequence, allowed_tokens: bytes) -> None:
-        """Give a planned run its grammar mask."""
+    def constrain(self, run: ScheduledSequence, allowed_tokens: tuple[bytes, ...]) -> None:
+        """Give a planned run its grammar masks, one a draw."""
         self.runs[run.seq_id] = replace(run, allowed_tokens=allowed_tokens)
 
     def remove(self, seq: Sequence) -> None:
