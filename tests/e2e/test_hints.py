@@ -116,7 +116,7 @@ def test_events_name_the_pages_of_a_prompt(tmp_path: Path) -> None:
     }
 
     async def scenario(engine: AsyncEngine) -> None:
-        await ask(engine, PROMPT)
+        await ask(engine, PROMPT, cache_salt="tenant", kv_hints=KVHints(session_id="s"))
 
     with_engine_and_replay(scenario, events_config, address)
 
@@ -132,6 +132,9 @@ def with_engine_and_replay(
         tokens = [t for event in stored for t in event["token_ids"]]
         assert tokens[: 10 * PAGE] == PROMPT[: 10 * PAGE]
         assert {event["medium"] for event in stored} == {"GPU"}
+        salts = [key for event in stored for key in event["extra_keys"]]
+        assert salts == [["tenant"], *[None] * 9]  # the first page's, as vLLM has it
+        assert {event["session_id"] for event in stored} == {"s"}
         parents = [None, *(event["block_hashes"][-1] for event in stored)]
         assert [event["parent_block_hash"] for event in stored] == parents[: len(stored)]
         assert all(len(event["token_ids"]) == PAGE * len(event["block_hashes"]) for event in stored)

@@ -32,6 +32,13 @@ class BlockStored(_Event):
     lora_id: int | None
     medium: str | None
     lora_name: str | None
+    extra_keys: list[tuple[str, ...] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
 
 
 class BlockRemoved(_Event):
@@ -51,7 +58,7 @@ class KVEventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False
 
 decode = msgspec.msgpack.Decoder(KVEventBatch).decode
 FIRST, SECOND = bytes(range(16)), bytes(range(16, 32))
-STORED = PagesStored((FIRST, SECOND), None, tuple(range(8)), 4, "device")
+STORED = PagesStored((FIRST, SECOND), None, tuple(range(8)), 4, "device", "salt", "s")
 CHILD = PagesStored((b"\xff" * 16,), SECOND, (8, 9, 10, 11), 4, "host")
 GONE = PagesRemoved((FIRST,), "store")
 
@@ -140,8 +147,10 @@ def test_a_subscriber_hears_vllms_format(sockets: Sockets, config: KVEventsConfi
     assert batch.data_parallel_rank == 0
     low = [int.from_bytes(h[8:], "big") for h in (FIRST, SECOND)]
     assert batch.events == [
-        BlockStored(low, None, list(range(8)), 4, None, "GPU", None),
-        BlockStored([2**64 - 1], low[1], [8, 9, 10, 11], 4, None, "CPU", None),
+        BlockStored(
+            low, None, list(range(8)), 4, None, "GPU", None, [("salt",), None], session_id="s"
+        ),
+        BlockStored([2**64 - 1], low[1], [8, 9, 10, 11], 4, None, "CPU", None, [None]),
         BlockRemoved(low[:1], "STORAGE"),
     ]
 

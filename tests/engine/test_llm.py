@@ -144,6 +144,18 @@ def test_chat_continues_a_message(llm: LLM) -> None:
     assert output.prompt == "<|bos|># sum\ndef sum("
 
 
+def test_chat_takes_hints_and_priorities(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "sum"}]
+    hints = [KVHints(session_id="a", pin_ttl_s=5), None]
+    outputs = llm.chat([messages, messages], GREEDY, kv_hints=hints, priority=[0, 0])
+    assert outputs[0].kv_hints is not None
+    assert outputs[1].kv_hints is None
+    with pytest.raises(RequestError, match="kv_hints must have one entry a prompt: 1 for 2"):
+        llm.chat([messages, messages], GREEDY, kv_hints=hints[:1])
+    with pytest.raises(TypeError, match="lora_request"):
+        llm.chat(messages, GREEDY, lora_request=None)  # type: ignore[call-arg]
+
+
 def test_tokenizer_renders_the_template(llm: LLM) -> None:
     messages = [{"role": "user", "content": "sum"}]
     tokenizer = llm.get_tokenizer()

@@ -4,7 +4,7 @@ import pytest
 from tests.fakes.fake_mover import FakeMover
 from tests.kvcache.sequences import make_sequence
 
-from moestro.core.kv_hints import MissReason
+from moestro.core.kv_hints import HintAction, HintRequest, MissReason
 from moestro.core.page_moves import MoveFailure, MoveKind
 from moestro.core.request import Sequence
 from moestro.kvcache import KVCacheManager
@@ -253,3 +253,18 @@ def test_what_a_waiting_sequence_builds_on_counts_as_used() -> None:
     oldest = world.kv._index.device.first()
     assert oldest is not None
     assert bytes(oldest.tokens[:4]) == pack_tokens([7])
+
+
+def test_tenants_of_whom_nothing_came_are_forgotten() -> None:
+    world = World()
+    for salt in ("a", "b"):
+        for name in page_hashes(root_hash(b"", salt), pack_tokens(A), 4):
+            world.mover.store[name] = (name,)
+        hint = HintRequest(action=HintAction.PREFETCH, token_ids=tuple(A), cache_salt=salt)
+        world.kv.hint(hint)
+        world.mover.finish()  # the lookup
+        world.poll()
+        while world.mover.queued:
+            world.mover.finish(num_done=0, failure=MoveFailure.CORRUPT)
+            world.poll()
+    assert list(world.kv._index.roots()) == []

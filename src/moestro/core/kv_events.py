@@ -9,7 +9,9 @@ from typing import Protocol, TypeAlias
 class PagesStored:
     """Pages in order, each the child of the one before; parent_hash of the first.
 
-    parent_hash None: the first page of a prompt. medium: device, host or store.
+    parent_hash None: the first page of a prompt. medium: device, host or store. cache_salt: of
+    the first page of a prompt, the tenant's; other pages have it by their parent. session_id: of
+    the one session that has used them so far, if that has a name.
     """
 
     page_hashes: tuple[bytes, ...]
@@ -17,6 +19,8 @@ class PagesStored:
     token_ids: tuple[int, ...]
     page_size: int
     medium: str
+    cache_salt: str = ""
+    session_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

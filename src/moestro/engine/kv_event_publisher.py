@@ -47,7 +47,14 @@ def _stored(event: PagesStored) -> dict[str, Any]:
         "lora_id": None,
         "medium": MEDIA[event.medium],
         "lora_name": None,
+        "extra_keys": [_extra_keys(event), *[None] * (len(event.page_hashes) - 1)],
+        "session_id": event.session_id,
     }
+
+
+def _extra_keys(event: PagesStored) -> list[str] | None:
+    """What beside its tokens names the first page: the salt, which no later page has of its own."""
+    return [event.cache_salt] if event.cache_salt else None
 
 
 def _removed(event: PagesRemoved) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from moestro.chat.templates import check_template_kwargs
 from moestro.config import EngineConfig
@@ -25,6 +25,21 @@ from moestro.errors import EngineDeadError, RequestError
 Params = SamplingParams | Sequence[SamplingParams] | None
 Hints = KVHints | Sequence[KVHints | None] | None
 Conversation = Sequence[Mapping[str, Any]]
+
+
+class Rendering(TypedDict, total=False):
+    """How a chat template writes conversations; names and meanings are vLLM's.
+
+    chat_template: a file or a template to use in place of the checkpoint's.
+    add_generation_prompt: begin the answer (the default). continue_final_message: go on with the
+    last message instead. tools: that the model may call. chat_template_kwargs: for the template.
+    """
+
+    chat_template: str | None
+    add_generation_prompt: bool
+    continue_final_message: bool
+    tools: Sequence[Mapping[str, Any]] | None
+    chat_template_kwargs: Mapping[str, Any] | None
 
 
 class LLM:
@@ -102,23 +117,35 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         sampling_params: Params = None,
         use_tqdm: bool = True,
+        *,
+        priority: Sequence[int] | None = None,
+        kv_hints: Hints = None,
+        **rendering: Unpack[Rendering],
+    ) -> list[RequestOutput]:
+        """Answer a conversation, or each of a list of them.
+
+        sampling_params, use_tqdm, priority, kv_hints: see generate. rendering: see Rendering.
+        Raises RequestError, one that names --chat-template when there is no template at all.
+        """
+        prompts = self._rendered(_as_conversations(messages), **rendering)
+        options = _options(len(prompts), priority, kv_hints)
+        return self._run(prompts, sampling_params, use_tqdm, options, add_special_tokens=False)
+
+    def _rendered(
+        self,
+        conversations: Sequence[Conversation],
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[RequestOutput]:
-        """Answer a conversation, or each of a list of them.
-
-        chat_template: a file or a template to use in place of the checkpoint's. Raises
-        RequestError, one that names --chat-template when there is no template at all.
-        """
-        built = self._open()
-        template = built.chat_template
+    ) -> list[str]:
+        """The prompts of conversations; parameters as in Rendering."""
+        template = self._open().chat_template
         if chat_template is not None:
             template = template.with_source(chat_template)
         check_template_kwargs(chat_template_kwargs or {})
-        prompts = [
+        return [
             template.render(
                 conversation,
                 tools,
@@ -126,10 +153,8 @@ class LLM:
                 continue_final_message=continue_final_message,
                 **(chat_template_kwargs or {}),
             )
-            for conversation in _as_conversations(messages)
+            for conversation in conversations
         ]
-        options = _options(len(prompts), None, None)
-        return self._run(prompts, sampling_params, use_tqdm, options, add_special_tokens=False)
 
     def get_tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer. Raises RequestError under skip_tokenizer_init."""

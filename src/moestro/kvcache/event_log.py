@@ -25,16 +25,27 @@ class EventLog:
             return
         hashes = self._index.name_pages(run)
         parent: bytes | None = None
+        salt = ""
         if first_page:
             parent = hashes[first_page - 1]
         elif run.parent is not None and not run.parent.is_root:
             parent = self._index.parent_hash(run)
+        else:
+            salt = self._index.salt_of(run)
         num_bytes = 4 * first_page * self._page_size
         tokens = array("I", bytes(run.tokens[num_bytes:]))
         if sys.byteorder == "big":
             tokens.byteswap()
         self._add(
-            PagesStored(tuple(hashes[first_page:]), parent, tuple(tokens), self._page_size, medium)
+            PagesStored(
+                tuple(hashes[first_page:]),
+                parent,
+                tuple(tokens),
+                self._page_size,
+                medium,
+                salt,
+                session_of(run),
+            )
         )
 
     def removed(self, run: Run, medium: str, first_page: int = 0) -> None:
@@ -50,3 +61,9 @@ class EventLog:
     def _add(self, event: KVEvent) -> None:
         if len(self._events) < _MAX_EVENTS:
             self._events.append(event)
+
+
+def session_of(run: Run) -> str | None:
+    """The client's name for the one session that has used `run`, if it has one."""
+    owner = run.owner
+    return None if owner is None or owner.startswith("\0") else owner

@@ -253,6 +253,9 @@ class Fetcher:
 
     def _take_in(self, wait: Wait, slots: list[int], num_filled: int) -> None:
         """Pages that follow all those before: give their slots to the runs of the tree."""
+        if not num_filled:
+            self._host.allocator.free(slots)
+            return
         size, begin = TOKEN_BYTES * self._page_size, wait.done_page
         end = begin + num_filled
         at, parent = 0, self._index.root(wait.salt)

@@ -196,6 +196,11 @@ class PrefixIndex:
         assert parent is not None
         return parent.hashes[-1] if parent.hashes else self.root_name(self._salts[parent])
 
+    def salt_of(self, run: Run) -> str:
+        """The cache_salt of a run that prompts begin with."""
+        assert run.parent is not None
+        return self._salts[run.parent]
+
     def root_name(self, cache_salt: str) -> bytes:
         """What the first page of any prompt of this tenant follows."""
         return root_hash(self._namespace, cache_salt)
@@ -214,6 +219,8 @@ class PrefixIndex:
 
     def check(self) -> None:
         """Raise AssertionError if a run disagrees with itself or its neighbours."""
+        for _, root in self.roots():
+            assert root.children or root.num_users, "a tenant without pages is remembered"
         for run in self.runs():
             assert run.num_pages > 0, "an empty run"
             assert len(run.tokens) == run.num_pages * self._page_bytes, f"{run}: tokens"
