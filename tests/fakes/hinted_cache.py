@@ -1,6 +1,6 @@
 """A cache that takes every hint and remembers what it was asked."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from moestro.core.kv_events import KVEvent
@@ -34,12 +34,15 @@ class HintedCacheFake:
         accepted = num_tokens // PAGE_SIZE * PAGE_SIZE
         return HintAnswer(accepted, num_tokens - accepted, expires_in_s=request.ttl_s)
 
-    def explain(self, token_ids: Sequence[int], cache_salt: str) -> PrefixUse:
+    def explain(
+        self, token_ids: Sequence[int], cache_salt: str, tell: Callable[[PrefixUse], None]
+    ) -> None:
         self.asked.append((tuple(token_ids), cache_salt))
         if cache_salt == "nosy":
-            return PrefixUse(miss=MissReason.OTHER_NAMESPACE)
-        return PrefixUse(
-            device_tokens=4, store_tokens=8, miss=MissReason.DIFFERS, first_difference=12
+            tell(PrefixUse(miss=MissReason.OTHER_NAMESPACE))
+            return
+        tell(
+            PrefixUse(device_tokens=4, store_tokens=8, miss=MissReason.DIFFERS, first_difference=12)
         )
 
     def tier_stats(self) -> KVTierStats:

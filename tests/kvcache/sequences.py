@@ -2,8 +2,10 @@
 
 import itertools
 
+from moestro.core.kv_hints import PrefixUse
 from moestro.core.request import Request, Sequence
 from moestro.core.sampling_params import SamplingParams
+from moestro.kvcache import KVCacheManager
 
 _ids = itertools.count()
 
@@ -20,3 +22,14 @@ def make_sequence(token_ids: list[int], cache_salt: str = "") -> Sequence:
         cache_salt=cache_salt,
     )
     return Sequence(seq_id, request, 0, list(token_ids))
+
+
+def explain(kv: KVCacheManager, token_ids: list[int], cache_salt: str = "") -> PrefixUse:
+    """The answer of a cache that need not ask a store, or whose store is quick."""
+    told: list[PrefixUse] = []
+    kv.explain(token_ids, cache_salt, told.append)
+    while not told:
+        kv.wait(1.0)
+        kv.poll()
+    (answer,) = told
+    return answer

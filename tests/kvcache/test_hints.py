@@ -1,6 +1,7 @@
 """Hints: what is pinned stays, what is dropped goes, and every one is answered."""
 
 from tests.fakes.fake_mover import FakeMover
+from tests.kvcache.sequences import explain
 
 from moestro.core.kv_hints import HintAction, HintAnswer, HintRefusal, HintRequest, KVHints
 from moestro.core.request import Request, Sequence
@@ -59,7 +60,7 @@ class Cache:
         return answer
 
     def num_cached(self, tokens: list[int], salt: str = "") -> int:
-        return self.kv.explain([*tokens, 0], salt).num_cached_tokens
+        return explain(self.kv, [*tokens, 0], salt).num_cached_tokens
 
 
 def test_a_pin_outlives_what_came_later_until_its_time_is_over() -> None:
@@ -191,11 +192,11 @@ def test_prefetch_brings_stored_pages_to_the_host_and_pins_them() -> None:
     assert len(mover.store) == 3
     cache = Cache(mover=mover, num_host_slots=8)
     answer = cache.hint(HintAction.PREFETCH, token_ids=tuple(A), ttl_s=9.0)
-    assert answer == HintAnswer(12, 0)
+    assert answer == HintAnswer(0, 0, requested=12)
     for _ in range(3):
         mover.finish_all()
         assert cache.kv.poll() == []
-    assert cache.kv.explain([*A, 0], "").host_tokens == 12
+    assert explain(cache.kv, [*A, 0], "").host_tokens == 12
     assert cache.kv.tier_stats().num_pins == 1
     cache.kv.check([])
     assert cache.hint(HintAction.PREFETCH, token_ids=tuple(A)).accepted == 12
@@ -211,6 +212,7 @@ def test_every_answer_is_counted() -> None:
     cache.serve(A, KVHints(session_id="a", pin_ttl_s=1.0))
     cache.hint(HintAction.PIN, session_id="b", ttl_s=1.0)
     (counts,) = cache.kv.tier_stats().hints
+    assert counts.requested_tokens == 0
     assert (counts.action, counts.num_accepted, counts.num_refused) == ("pin", 1, 1)
     assert (counts.accepted_tokens, counts.clipped_tokens) == (12, 0)
 
@@ -229,3 +231,29 @@ def test_a_session_that_is_pinned_turn_after_turn_stays_one_run() -> None:
         tokens = [*tokens, *(turn + i for i in range(4))]
     assert len(list(cache.kv._index.runs())) <= 2
     assert cache.num_cached(tokens[:-4]) == 32
+
+
+def test_a_prefetch_tells_what_is_there_from_what_was_only_asked_for() -> None:
+    mover = FakeMover()
+    cache = Cache(mover=mover, num_host_slots=8)
+    cache.serve(A[:4])
+    answer = cache.hint(HintAction.PREFETCH, token_ids=(*A, 1, 2))
+    assert answer == HintAnswer(4, 2, requested=8)  # nobody knows yet that the store lacks them
+    mover.max_moves = 0
+    cache = Cache(mover=mover, num_host_slots=8)
+    answer = cache.hint(HintAction.PREFETCH, token_ids=tuple(A))
+    assert answer == HintAnswer(0, 12, HintRefusal.BUSY)
+    assert cache.kv._below.fetcher.claimed() == []
+
+
+def test_the_share_of_all_pins_is_bounded_too() -> None:
+    cache = Cache(pin_share=0.25)  # 2 of 8 pages
+    cache.serve(A, KVHints(session_id="a"))
+    cache.serve([*B[:4], 1], KVHints(session_id="b"))
+    assert cache.hint(HintAction.PIN, session_id="a", ttl_s=5.0) == HintAnswer(8, 4, None, 5.0)
+    answer = cache.hint(HintAction.PIN, session_id="b", ttl_s=5.0)
+    assert answer == HintAnswer(0, 5, HintRefusal.OVER_QUOTA)
+    cache = Cache(pin_share=0.0)
+    cache.serve(A, KVHints(session_id="a"))
+    answer = cache.hint(HintAction.PIN, session_id="a", ttl_s=5.0)
+    assert answer == HintAnswer(0, 12, HintRefusal.OVER_QUOTA)

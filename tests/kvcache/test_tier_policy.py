@@ -128,6 +128,7 @@ def test_a_move_has_a_page_at_least() -> None:
         ("fetch_timeout_s", -1.0),
         ("default_priority", 101),
         ("session_share", 2.0),
+        ("pin_share", -0.1),
     ],
 )
 def test_nonsense_is_refused_by_name(field: str, value: float) -> None:

@@ -13,7 +13,7 @@ from tests.fakes.scripted_runner import Script
 from tests.scheduler.loop import Loop
 from tests.scheduler.test_scheduler_machine import POISON, VOCAB, SchedulerMachine, prompts
 
-from moestro.core.kv_hints import HintAction, HintRequest
+from moestro.core.kv_hints import HintAction, HintRequest, PrefixUse
 from moestro.core.page_moves import MoveFailure
 from moestro.kvcache.tier_policy import PINNED_PRIORITY, TierConfig, WritePolicy
 
@@ -56,6 +56,8 @@ class TiersMachine(SchedulerMachine):
         store: bool,
     ) -> None:
         self.now_s = 0.0
+        self.answers: list[PrefixUse] = []
+        self.num_questions = 0
         self.mover = FakeMover(has_store=store, max_moves=max_moves)
         self.loop = Loop(
             num_pages=num_pages,
@@ -119,9 +121,16 @@ class TiersMachine(SchedulerMachine):
             ttl_s=ttl_s if takes_ttl else None,
         )
         answer = self.loop.kv.hint(request)
-        assert answer.accepted + answer.clipped == len(tokens)
-        assert (answer.refused is None) == (answer.accepted > 0)
+        assert answer.accepted + answer.requested + answer.clipped == len(tokens)
+        assert (answer.refused is None) == (answer.accepted + answer.requested > 0)
         self.check_pins()
+
+    @rule(tokens=prompts(20), salt=st.sampled_from(["", "tenant"]))
+    def explain(self, tokens: list[int], salt: str) -> None:
+        """Questions are answered once each, whatever the store does."""
+        self.num_questions += 1
+        self.loop.kv.explain(tokens, salt, self.answers.append)
+        self.loop.check()
 
     def check_pins(self) -> None:
         """Within their quota, and last in both eviction orders."""
@@ -151,6 +160,7 @@ class TiersMachine(SchedulerMachine):
         self.loop.check()
         below = self.loop.kv._below
         assert below.fetcher.claimed() == []
+        assert len(self.answers) == self.num_questions
         self.now_s += 100.0
         self.loop.scheduler.tend()  # pins run out
         assert all(not run.claims for run in self.loop.kv._index.runs())

@@ -112,7 +112,9 @@ class FakeEngine:
     ) -> tuple[int, PrefixUse]:
         self.special_tokens = add_special_tokens
         ids = self._read(prompt)[1]
-        return len(ids), self.cache.explain(ids, cache_salt)
+        told: list[PrefixUse] = []
+        self.cache.explain(ids, cache_salt, told.append)
+        return len(ids), told[0]
 
     def _read(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):

@@ -25,7 +25,7 @@ TIMING = {
     "num_draft_tokens": 0,
     "num_accepted_tokens": 0,
 }
-PINNED = {"accepted": 8, "clipped": 1, "refused": None, "expires_at": 1060.0}
+PINNED = {"accepted": 8, "requested": 0, "clipped": 1, "refused": None, "expires_at": 1060.0}
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,7 @@ def test_a_hint_names_a_prefix(
     accepted = len(token_ids) // 4 * 4
     assert answer.json() == {
         "accepted": accepted,
+        "requested": 0,
         "clipped": len(token_ids) - accepted,
         "refused": None,
         "expires_at": 1060.0 if ttl else None,
@@ -60,11 +61,12 @@ def test_a_hint_names_a_prefix(
 def test_a_hint_names_a_session() -> None:
     context = make_context(FakeEngine())
     known = post(context, "/v1/kv/demote", {"session_id": "known", "model": "tiny"})
-    assert known.json() == {"accepted": 8, "clipped": 2, "refused": None, "expires_at": None}
+    assert known.json() == PINNED | {"clipped": 2, "expires_at": None}
     unknown = post(context, "/v1/kv/demote", {"session_id": "else"})
     assert unknown.status_code == 200
     assert unknown.json() == {
         "accepted": 0,
+        "requested": 0,
         "clipped": 0,
         "refused": "unknown_session",
         "expires_at": None,

@@ -220,6 +220,14 @@ class EngineConfig:
         "What KV pages that nobody waits for may move a second, beside the model's own work; 0 is "
         "no limit.",
     )
+    kv_pin_share: float = _tiers(
+        0.5,
+        Share(may_be_zero=True),
+        "Share of each tier that pinned pages of all sessions may take; 0 refuses every pin.",
+    )
+    kv_session_pin_share: float = _tiers(
+        0.5, Share(), "Share of those pages that the pins of one session may take."
+    )
     kv_events_config: Mapping[str, Any] | None = knob(
         None,
         Object(),

@@ -149,17 +149,19 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A number above 0 and at most 1."""
+    """A number above 0 and at most 1, or one that may be 0 as well."""
+
+    may_be_zero: bool = False
 
     @property
     def expects(self) -> str:
-        return "a number above 0 and at most 1"
+        return "a number from 0 to 1" if self.may_be_zero else "a number above 0 and at most 1"
 
     def parse(self, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float | str):
             raise TypeError(value)
         number = float(value)
-        if not 0 < number <= 1:
+        if not 0 <= number <= 1 or not (number or self.may_be_zero):
             raise ValueError(value)
         return number
 

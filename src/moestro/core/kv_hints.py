@@ -6,7 +6,7 @@ to a tenant: (cache_salt, session_id) names one, so another tenant's is unknown,
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,7 +21,8 @@ MAX_SESSION_ID_CHARS = 256
 
 
 class HintAction(enum.StrEnum):
-    """pin: keep from eviction until the TTL ends; 0 ends it now. prefetch: bring to the device's
+    """pin: evict last until the TTL ends, which keeps it from other idle pages and not from
+    running sequences; 0 ends it now. prefetch: bring to the device's
     reach (host tier) before it is needed. demote: let go of device and host first. drop: forget
     in every tier what no other session or request uses."""
 
@@ -126,11 +127,12 @@ class HintRequest:
 
 @dataclass(frozen=True, slots=True)
 class HintAnswer:
-    """What became of a hint. accepted + clipped are the tokens that it named.
+    """What became of a hint. accepted + requested + clipped are the tokens that it named.
 
-    accepted: tokens of whole pages that it holds for (for prefetch: there already or on their
-    way). clipped: the rest, because it is not cached, over quota, in use, or less than a page.
-    refused: set when accepted is 0. expires_in_s: of a pin, from now; None without one.
+    accepted: tokens of whole pages that it holds for. requested: of a prefetch, tokens of whole
+    pages that the store has been asked for; whether it has them is not known yet. clipped: the
+    rest, because it is not cached, over quota, in use, or less than a page. refused: set when
+    nothing is accepted or requested. expires_in_s: of a pin, from now; None without one.
     expires_at: the same as Unix time; the engine adds it, the cache knows no calendar.
     """
 
@@ -139,6 +141,7 @@ class HintAnswer:
     refused: HintRefusal | None = None
     expires_in_s: float | None = None
     expires_at: float | None = field(default=None, compare=False)
+    requested: int = 0
 
 
 class MissReason(enum.StrEnum):
@@ -197,8 +200,14 @@ class HintedCache(Protocol):
     def hint(self, request: HintRequest) -> HintAnswer:
         """Do what can be done at once, start what takes time, and say what that is."""
 
-    def explain(self, token_ids: Sequence[int], cache_salt: str) -> PrefixUse:
-        """What a prompt would find now. Changes nothing, not even what is evicted next."""
+    def explain(
+        self, token_ids: Sequence[int], cache_salt: str, tell: Callable[[PrefixUse], None]
+    ) -> None:
+        """What a prompt would find now. Changes nothing, not even what is evicted next.
+
+        tell: called once with the answer; at once, or between two later steps where the store
+        has to be asked first.
+        """
 
     def tier_stats(self) -> KVTierStats:
         """Gauges and counters of all tiers; asked once a step."""

@@ -38,13 +38,15 @@ class TierStats:
 
 @dataclass(frozen=True, slots=True)
 class HintCounts:
-    """How one kind of hint (a HintAction) has been answered so far; tokens accepted, clipped."""
+    """How one kind of hint (a HintAction) has been answered so far; tokens accepted,
+    requested of the store, clipped."""
 
     action: str
     num_accepted: int = 0
     num_refused: int = 0
     accepted_tokens: int = 0
     clipped_tokens: int = 0
+    requested_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

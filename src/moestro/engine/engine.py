@@ -144,19 +144,28 @@ class Engine:
         stats = self._scheduler.stats()
         return stats if self._cache is None else replace(stats, kv=self._cache.tier_stats())
 
-    def answer(self, command: HintRequest | ExplainPrefix) -> HintAnswer | PrefixUse:
-        """Take a hint or answer a question, between two steps."""
+    def answer(
+        self,
+        command: HintRequest | ExplainPrefix,
+        tell: Callable[[HintAnswer | PrefixUse], None],
+    ) -> None:
+        """Take a hint or answer a question, between two steps.
+
+        tell: called once with the answer; between two later steps where the store is asked.
+        """
         cache = self._cache
         if isinstance(command, ExplainPrefix):
             if cache is None:
-                return PrefixUse(miss=MissReason.CACHING_OFF)
-            return cache.explain(command.token_ids, command.cache_salt)
-        if cache is None:
+                tell(PrefixUse(miss=MissReason.CACHING_OFF))
+            else:
+                cache.explain(command.token_ids, command.cache_salt, tell)
+        elif cache is None:
             num_tokens = len(command.token_ids or ())
-            return HintAnswer(clipped=num_tokens, refused=HintRefusal.CACHING_OFF)
-        answer = _dated(cache.hint(command))
-        self._tell_events()
-        return answer
+            tell(HintAnswer(clipped=num_tokens, refused=HintRefusal.CACHING_OFF))
+        else:
+            answer = _dated(cache.hint(command))
+            self._tell_events()
+            tell(answer)
 
     def step(self) -> StepReport:
         """Compute one step and report it; deltas in the order of the schedule, aborts first."""

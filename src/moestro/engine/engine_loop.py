@@ -2,6 +2,7 @@
 
 import logging
 
+from moestro.core.kv_hints import HintAnswer, PrefixUse
 from moestro.core.messages import (
     AbortRequest,
     AddRequest,
@@ -52,9 +53,7 @@ def _serve(engine: Engine, channel: Channel) -> None:
         command = channel.receive(timeout_s)
         while command is not None:
             if isinstance(command, KVCommand):
-                answer = _answer(engine, command)
-                channel.send(_statistics(engine))  # first, so that metrics never lag behind
-                channel.send(answer)
+                _answer(engine, channel, command)
             else:
                 accepting = _obey(engine, command, accepting)
             command = channel.receive(0.0)
@@ -89,11 +88,17 @@ def _obey(engine: Engine, command: object, accepting: bool) -> bool:
     return accepting
 
 
-def _answer(engine: Engine, command: KVCommand) -> KVAnswer:
+def _answer(engine: Engine, channel: Channel, command: KVCommand) -> None:
+    """Have a command answered, now or once the store has answered."""
+
+    def tell(answer: HintAnswer | PrefixUse) -> None:
+        channel.send(_statistics(engine))  # first, so that metrics never lag behind
+        channel.send(KVAnswer(command.command_id, answer))
+
     try:
-        return KVAnswer(command.command_id, engine.answer(command.command))
+        engine.answer(command.command, tell)
     except MoestroError as error:
-        return KVAnswer(command.command_id, error=str(error))
+        channel.send(KVAnswer(command.command_id, error=str(error)))
 
 
 def _tell_failure(channel: Channel, message: str) -> None:

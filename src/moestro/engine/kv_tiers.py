@@ -41,6 +41,8 @@ def tier_config(config: EngineConfig, plan: Plan) -> TierConfig:
         write_policy=WritePolicy(config.kv_write_policy),
         selective_hits=config.kv_selective_hits,
         fetch_timeout_s=config.kv_store_timeout_s,
+        pin_share=config.kv_pin_share,
+        session_share=config.kv_pin_share * config.kv_session_pin_share,
         records_events=config.kv_events.publishes,
         page_bytes=plan.kv_cache_bytes // plan.num_pages,
     )

@@ -1,5 +1,6 @@
 """Why a prompt did not find all of its pages."""
 
+from dataclasses import replace
 from itertools import islice
 
 from moestro.core.kv_hints import MissReason, PrefixUse
@@ -12,31 +13,43 @@ _MAX_COMPARED = 8
 
 
 def explain_prefix(
-    index: PrefixIndex, salt: str, packed: bytes, limit: int, across_tenants: bool = False
+    index: PrefixIndex,
+    salt: str,
+    packed: bytes,
+    limit: int,
+    *,
+    stored_to: int = 0,
+    across_tenants: bool = False,
 ) -> PrefixUse:
-    """What the first `limit` pages of a prompt would find on device and host, and why no more.
+    """What the first `limit` pages of a prompt would find in each tier, and why no more.
 
-    across_tenants: say when another cache_salt has the prompt; for operators, as a tenant must
-    not learn what others ask.
+    stored_to: behind which page what the store is known to have of it ends. across_tenants: say
+    when another cache_salt has the prompt; for operators, as a tenant must not learn what others
+    ask.
     """
     size = index.page_size
     tokens = {"device": 0, "host": 0}
-    found, is_resident = 0, True
+    found, num_known, is_resident = 0, 0, True
     last, num_equal = None, 0
     for run, equal in index.match(salt, packed, limit):
         last, num_equal = run, equal
+        num_known += equal
         is_resident = is_resident and bool(run.pages or run.slots)
         if is_resident:
             tokens["device" if run.pages else "host"] += equal * size
             found += equal
-    if found >= limit:
-        return PrefixUse(tokens["device"], tokens["host"])
-    if not is_resident:
-        return PrefixUse(tokens["device"], tokens["host"], miss=MissReason.EVICTED)
+    end = max(found, min(stored_to, limit))
+    use = PrefixUse(tokens["device"], tokens["host"], (end - found) * size)
+    if end >= limit:
+        return use
+    if end < num_known:
+        return replace(use, miss=MissReason.EVICTED)
+    if end > num_known:  # only hashes are known there
+        return replace(use, miss=MissReason.DIFFERS, first_difference=end * size)
     if last is None and across_tenants and _others_have(index, salt, packed):
         return PrefixUse(miss=MissReason.OTHER_NAMESPACE)
-    miss, position = _why(index, salt, packed, (last, num_equal), found)
-    return PrefixUse(tokens["device"], tokens["host"], miss=miss, first_difference=position)
+    miss, position = _why(index, salt, packed, (last, num_equal), end)
+    return replace(use, miss=miss, first_difference=position)
 
 
 def _why(

@@ -88,7 +88,10 @@ class Fetcher:
         self._over: list[int] = []
 
     def begin(self, key: int, salt: str, packed: bytes, limit: int) -> bool:
-        """Look for the pages of `packed` up to `limit` that no run has; whether to wait for it."""
+        """Look for the pages of `packed` up to `limit` that no run has; whether to wait for it.
+
+        Where the store can't be asked, take gives a wait that says so.
+        """
         path, first_page = self._resident_path(salt, packed, limit)
         if first_page >= limit or not self._host.num_pages or not self._transfers.has_store:
             return False
@@ -99,16 +102,32 @@ class Fetcher:
             self._index.device.touch(run)
             self._index.host.touch(run)
         wait = Wait(key, salt, packed, first_page, claim)
-        wait.hashes = self._name_rest(wait, limit)
+        wait.hashes = self._name_rest(salt, path, packed, first_page, limit)
         wait.began_s = self._clock()
         compute_s = self.prefill_speed.seconds_for((limit - first_page) * self._page_size)
         wait.deadline_s = wait.began_s + self._config.fetch_timeout_s + (compute_s or 0.0)
         leader = self._leaders.get(wait.hashes[0])
         if leader is None and not self._look_up(wait):
             self.end_claim(wait)
-            return False
+            wait.is_over, wait.miss = True, MissReason.LOAD_FAILED
         self._waits[key] = wait
-        return True
+        return not wait.is_over
+
+    def ask(self, salt: str, packed: bytes, limit: int, told: Callable[[int | None], None]) -> None:
+        """Ask the store what it has of the first `limit` pages behind those that runs have, and
+        tell the page where that ends; None when it gives no answer. Fetches nothing."""
+        path, first_page = self._resident_path(salt, packed, limit)
+        if first_page >= limit or not self._host.num_pages or not self._transfers.has_store:
+            told(0)
+            return
+
+        def on_found(_: Flight, result: MoveResult) -> None:
+            has_failed = result.failure not in (None, MoveFailure.MISSING)
+            told(None if has_failed else first_page + result.num_done)
+
+        keys = tuple(self._name_rest(salt, path, packed, first_page, limit))
+        if self._transfers.submit(MoveKind.LOOKUP, [], on_found, keys=keys, urgent=True) is None:
+            told(None)
 
     def poll(self) -> list[int]:
         """Keys whose wait is over since the last call."""
@@ -143,16 +162,17 @@ class Fetcher:
                 break
         return path, num_pages
 
-    def _name_rest(self, wait: Wait, limit: int) -> list[bytes]:
-        """The hashes of the pages to look for, which follow what the claimed runs have."""
-        parent, num_before = self._index.root_name(wait.salt), 0
-        for run in wait.claim.runs:
+    def _name_rest(
+        self, salt: str, path: list[Run], packed: bytes, first_page: int, limit: int
+    ) -> list[bytes]:
+        """The hashes of pages from first_page to `limit`, which follow what `path` has."""
+        parent, num_before = self._index.root_name(salt), 0
+        for run in path:
             names = self._index.name_pages(run)
-            parent = names[min(run.num_pages, wait.first_page - num_before) - 1]
+            parent = names[min(run.num_pages, first_page - num_before) - 1]
             num_before += run.num_pages
         size = TOKEN_BYTES * self._page_size
-        packed = wait.packed[wait.first_page * size : limit * size]
-        return page_hashes(parent, packed, self._page_size)
+        return page_hashes(parent, packed[first_page * size : limit * size], self._page_size)
 
     def _look_up(self, wait: Wait) -> bool:
         move_id = self._transfers.submit(
@@ -321,8 +341,7 @@ class Fetcher:
                 again = self._waits[wait.key]
                 again.deadline_s, again.began_s = deadline_s, began_s
             else:
-                wait.is_over = True
-                self._waits[wait.key] = wait
+                self._waits.setdefault(wait.key, wait).is_over = True
                 self._over.append(wait.key)
 
     def end_claim(self, wait: Wait) -> None:

@@ -13,9 +13,6 @@ from moestro.kvcache.run import Run
 from moestro.kvcache.sessions import Pin, SessionKey, Sessions
 from moestro.kvcache.tier_policy import PINNED_PRIORITY, TierConfig
 
-_ALL_PINS_SHARE = 0.5
-"""Of each tier: so that pins can't take the cache from everybody else."""
-
 Path = list[tuple[Run, int]]
 
 
@@ -99,7 +96,7 @@ class HintDesk:
             return self._answer(packed, 0, HintRefusal.NOT_CACHED)
         config, host = self._config, self._below.host
         capacity = max(self._device.num_pages, host.num_pages if config.keeps_host else 0)
-        left = self.sessions.pages_left(key, capacity, config.session_share, _ALL_PINS_SHARE)
+        left = self.sessions.pages_left(key, capacity, config.session_share, config.pin_share)
         if not left:
             return self._answer(packed, 0, HintRefusal.OVER_QUOTA)
         ttl_s = min(ttl_s, config.max_pin_ttl_s)
@@ -134,9 +131,10 @@ class HintDesk:
         if num_there < limit and self._below.has_store and keeps:
             prefetch_id = next(self._prefetch_ids)
             if not self._below.fetcher.begin(prefetch_id, key[0], packed, limit):
+                self._below.end_wait(prefetch_id)
                 return self._answer(packed, num_there, None if num_there else HintRefusal.BUSY)
             self._prefetches[prefetch_id] = (key, ttl_s or 0.0)
-            return self._answer(packed, limit)
+            return self._answer(packed, num_there, num_requested=limit - num_there)
         if not num_there:
             refused = HintRefusal.NOT_CACHED if keeps else HintRefusal.NO_TIER
             return self._answer(packed, 0, refused)
@@ -208,12 +206,14 @@ class HintDesk:
         num_pages: int,
         refused: HintRefusal | None = None,
         expires_in_s: float | None = None,
+        num_requested: int = 0,
     ) -> HintAnswer:
-        accepted = num_pages * self._index.page_size
-        clipped = max(0, len(packed) // TOKEN_BYTES - accepted)
-        if not accepted and refused is None:
+        size = self._index.page_size
+        accepted, requested = num_pages * size, num_requested * size
+        clipped = max(0, len(packed) // TOKEN_BYTES - accepted - requested)
+        if not (accepted or requested) and refused is None:
             refused = HintRefusal.NOT_CACHED
-        return HintAnswer(accepted, clipped, refused, expires_in_s)
+        return HintAnswer(accepted, clipped, refused, expires_in_s, requested=requested)
 
 
 def _is_pin(run: Run) -> bool:

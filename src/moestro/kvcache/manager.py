@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from moestro.core.kv_events import KVEvent
@@ -204,13 +204,30 @@ class KVCacheManager:
             return HintAnswer(clipped=num_tokens, refused=HintRefusal.CACHING_OFF)
         return self._desk.hint(request)
 
-    def explain(self, token_ids: Seq[int], cache_salt: str) -> PrefixUse:
-        """See HintedCache. Of the store nothing is said: asking it would take time."""
+    def explain(
+        self, token_ids: Seq[int], cache_salt: str, tell: Callable[[PrefixUse], None]
+    ) -> None:
+        """See HintedCache."""
         if not self.enable_prefix_caching:
-            return PrefixUse(miss=MissReason.CACHING_OFF)
+            tell(PrefixUse(miss=MissReason.CACHING_OFF))
+            return
         limit = (len(token_ids) - 1) // self.page_size
         packed = pack_tokens(token_ids)
-        return explain_prefix(self._index, cache_salt, packed, limit, across_tenants=True)
+
+        def told(stored_to: int | None) -> None:
+            use = explain_prefix(
+                self._index,
+                cache_salt,
+                packed,
+                limit,
+                stored_to=stored_to or 0,
+                across_tenants=True,
+            )
+            if stored_to is None and use.miss is not None:
+                use = replace(use, miss=MissReason.LOAD_FAILED, first_difference=None)
+            tell(use)
+
+        self._below.fetcher.ask(cache_salt, packed, limit, told)
 
     def tier_stats(self) -> KVTierStats:
         """Gauges and counters of every tier."""

@@ -97,6 +97,7 @@ class Sessions:
         counts["refused" if answer.refused else "accepted"] += 1
         counts["accepted_tokens"] += answer.accepted
         counts["clipped_tokens"] += answer.clipped
+        counts["requested_tokens"] += answer.requested
         return answer
 
     def hint_counts(self) -> tuple[HintCounts, ...]:
@@ -107,6 +108,7 @@ class Sessions:
                 counts["refused"],
                 counts["accepted_tokens"],
                 counts["clipped_tokens"],
+                counts["requested_tokens"],
             )
             for action, counts in self._counts.items()
         )

@@ -31,9 +31,9 @@ class TierConfig:
     the device's and never go on to the store. Water marks: shares of the slots; above the high one
     eviction goes down to the low one ahead of need. fetch_timeout_s: what a request waits for the
     store at most beside the time that computing those tokens would take. default_priority: of
-    runs without a hint, 0 to 100. session_share: of each tier's pages, what one session's pins
-    may take. records_events: whether take_events gives any. page_bytes: of
-    a device page, for gauges.
+    runs without a hint, 0 to 100. session_share, pin_share: of each tier's pages, what the pins of
+    one session and of all sessions may take. records_events: whether take_events gives any.
+    page_bytes: of a device page, for gauges.
     """
 
     num_host_slots: int = 0
@@ -47,6 +47,7 @@ class TierConfig:
     fetch_timeout_s: float = 1.0
     default_priority: int = 50
     session_share: float = 0.25
+    pin_share: float = 0.5
     max_pin_ttl_s: float = 86_400.0
     records_events: bool = False
     page_bytes: int = 0
@@ -60,6 +61,7 @@ class TierConfig:
         _check_range("fetch_timeout_s", self.fetch_timeout_s, 0.0, 3600.0)
         _check_range("default_priority", self.default_priority, 0, 100)
         _check_range("session_share", self.session_share, 0.0, 1.0)
+        _check_range("pin_share", self.pin_share, 0.0, 1.0)
 
 
 class Speed:

@@ -36,6 +36,8 @@ class HintNumbers(Protocol):
     def accepted_tokens(self) -> int: ...
     @property
     def clipped_tokens(self) -> int: ...
+    @property
+    def requested_tokens(self) -> int: ...
 
 
 class MoverNumbers(Protocol):
@@ -164,6 +166,7 @@ class KVTierCollector(Collector):
             tokens += [
                 ((of_action, ("outcome", "accepted")), counts.accepted_tokens),
                 ((of_action, ("outcome", "clipped")), counts.clipped_tokens),
+                ((of_action, ("outcome", "requested")), counts.requested_tokens),
             ]
         yield self._counter("moestro:kv_hints", "Hints about cached KV, as answered.", answers)
         yield self._counter("moestro:kv_hint_tokens", "Tokens of hints, as answered.", tokens)

@@ -10,9 +10,9 @@ from moestro.errors import ConfigError, RequestError, shown
 
 HELP = "what a prompt would find, and why not more"
 DESCRIPTION = (
-    "Asks a running server (http://HOST:PORT) what a prompt would find in its device and host "
-    "tiers, and why not more; or looks into a store which namespaces hold how much of the prompt. "
-    "Nothing is computed, loaded or evicted."
+    "Asks a running server (http://HOST:PORT) what a prompt would find in its device, host "
+    "and store tiers, and why not more; or looks into a store which namespaces hold how much of "
+    "the prompt. Nothing is computed, loaded or evicted."
 )
 TIMEOUT_S = 30.0
 _AT_ONCE = 1024

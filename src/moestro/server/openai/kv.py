@@ -8,9 +8,10 @@ from moestro.core.outputs import RequestOutput, RequestTiming
 
 
 def answer_json(answer: HintAnswer) -> dict[str, Any]:
-    """A hint's answer. accepted and clipped in tokens; expires_at in Unix time."""
+    """A hint's answer. accepted, requested and clipped in tokens; expires_at in Unix time."""
     return {
         "accepted": answer.accepted,
+        "requested": answer.requested,
         "clipped": answer.clipped,
         "refused": answer.refused,
         "expires_at": answer.expires_at,
