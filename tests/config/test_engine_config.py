@@ -166,7 +166,6 @@ def test_no_name_is_both_an_option_and_foreign() -> None:
     [
         ("scheduling_policy", "deadline"),
         ("async_scheduling", True),
-        ("speculative_config", {"method": "mtp", "num_speculative_tokens": 2}),
         ("tensor_parallel_size", 2),
         ("data_parallel_size", 2),
         ("enable_expert_parallel", True),

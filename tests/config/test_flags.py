@@ -87,7 +87,6 @@ def test_hidden_flags_of_vllm() -> None:
         ("-tp", "2"),
         ("-dp", "4"),
         ("--enable-expert-parallel",),
-        ("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 2}'),
         ("--async-scheduling",),
     ],
 )

@@ -3,12 +3,16 @@
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from moestro import LLM, SamplingParams
+from moestro.core.model_config import load_model_spec
 from moestro.engine import build
 from moestro.errors import (
     CapacityError,
@@ -21,6 +25,7 @@ from moestro.errors import (
 from moestro.weights.source import resolve_model
 
 TINY = resolve_model("tiny-hy3")
+MTP_LAYER = f"model.layers.{load_model_spec(TINY).num_hidden_layers}."
 SMALL: dict[str, Any] = {"num_threads": 1, "kv_cache_memory_bytes": 20_000_000}
 
 
@@ -110,13 +115,63 @@ def test_no_chat_template(checkpoint: Path) -> None:
     ("option", "value"),
     [
         ("tensor_parallel_size", 2),
-        ("speculative_config", {"method": "mtp", "num_speculative_tokens": 1}),
         ("scheduling_policy", "deadline"),
     ],
 )
 def test_what_a_later_version_brings_is_refused_by_name(option: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=option):
         LLM(**{option: value})
+
+
+MTP = {"method": "mtp", "num_speculative_tokens": 2}
+
+
+def change_mtp(checkpoint: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    """Rewrite the weights as `change` leaves them."""
+    path = checkpoint / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path)
+
+
+def test_drafting_without_an_mtp_layer_is_refused(checkpoint: Path) -> None:
+    def drop(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [n for n in tensors if n.startswith(MTP_LAYER)]:
+            del tensors[name]
+
+    change_mtp(checkpoint, drop)
+    with pytest.raises(ConfigError, match=r"promises 1, but the files hold none.*ngram"):
+        LLM(str(checkpoint), speculative_config=MTP, **SMALL)
+    edit(checkpoint / "config.json", num_nextn_predict_layers=0)
+    with pytest.raises(ConfigError, match=r"no MTP layer.*num_nextn_predict_layers.*ngram"):
+        LLM(str(checkpoint), speculative_config=MTP, **SMALL)
+    with LLM(str(checkpoint), **SMALL) as llm:
+        assert llm.plan.num_mtp_layers == 0
+
+
+def test_mtp_tensors_that_are_wrong_are_named_where_they_draft(checkpoint: Path) -> None:
+    missing, misshapen = f"{MTP_LAYER}hnorm.weight", f"{MTP_LAYER}eh_proj.weight"
+
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors[missing]
+        tensors[misshapen] = tensors[misshapen][:, 1:].contiguous()
+
+    change_mtp(checkpoint, spoil)
+    with pytest.raises(CheckpointError) as caught:
+        LLM(str(checkpoint), speculative_config=MTP, **SMALL)
+    message = str(caught.value)
+    hidden = json.loads((checkpoint / "config.json").read_text())["hidden_size"]
+    assert missing in message
+    shapes = f"[{hidden}, {2 * hidden - 1}], the config asks for [{hidden}, {2 * hidden}]"
+    assert f"{misshapen} is {shapes}" in message
+    with LLM(str(checkpoint), **SMALL) as llm:  # nobody reads them
+        assert llm.generate("x", SamplingParams(max_tokens=1), use_tqdm=False)[0].finished
+
+
+@pytest.mark.parametrize("given", ["not json", "[]", {"method": "psychic"}, {"method": "mtp"}])
+def test_a_speculative_config_that_says_nothing(given: Any) -> None:
+    with pytest.raises(ConfigError, match="speculative_config"):
+        LLM(speculative_config=given, **SMALL)
 
 
 def test_a_memory_that_is_too_small_says_what_fits() -> None:

@@ -26,6 +26,7 @@ CHANGED_OPTIONS: dict[str, Any] = {
     "kv_cache_dtype": "int8",
     "page_size": 32,
     "host_kv_dtype": "int8",
+    "speculative_config": {"method": "mtp", "num_speculative_tokens": 2},
 }
 HARMLESS_OPTIONS: dict[str, Any] = {
     "host_kv_bytes": 10**8,
@@ -35,6 +36,7 @@ HARMLESS_OPTIONS: dict[str, Any] = {
     "kv_cache_memory_bytes": 10**8,
     "kv_store": "lmdb:///nowhere",
     "seed": 5,
+    "speculative_config": {"method": "ngram", "num_speculative_tokens": 2},
 }
 
 

@@ -23,8 +23,13 @@ PAGE = 2560 * 16
 ONE_TOKEN = SamplingParams(temperature=0.0, max_tokens=1)
 
 
+def runner_of(llm: LLM) -> Any:
+    return llm._open().engine._runner
+
+
 def tiers_of(llm: LLM) -> KVTiers | None:
-    return llm._open().engine._runner._tiers  # type: ignore[attr-defined]
+    tiers: KVTiers | None = runner_of(llm)._tiers
+    return tiers
 
 
 def start(tmp_path: Path, **options: Any) -> LLM:
@@ -48,6 +53,22 @@ def test_a_host_tier_has_the_planned_slots(tmp_path: Path) -> None:
         assert llm.generate("x", ONE_TOKEN, use_tqdm=False)[0].finished
         threads = tiers.transfer._work._threads
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_pages_of_every_tier_hold_mtp_layers_where_they_draft(tmp_path: Path) -> None:
+    drafting = {"method": "mtp", "num_speculative_tokens": 2}
+    with start(tmp_path, host_kv_bytes=10 * PAGE) as llm:
+        layers = len(runner_of(llm)._kv_pool.layers)
+    with start(tmp_path, host_kv_bytes=10 * PAGE, speculative_config=drafting) as llm:
+        tiers = tiers_of(llm)
+        assert tiers is not None
+        assert len(runner_of(llm)._kv_pool.layers) == layers + 1
+        assert tiers.transfer.page_bytes == PAGE * (layers + 1) // layers
+        assert llm.plan.kv_bytes_per_token * 16 == tiers.transfer.page_bytes
+        assert llm.plan.num_host_slots == 10 * layers // (layers + 1)
+    ngram = {"method": "ngram", "num_speculative_tokens": 2}
+    with start(tmp_path, speculative_config=ngram) as llm:
+        assert len(runner_of(llm)._kv_pool.layers) == layers
 
 
 def test_a_store_is_opened_under_the_digest_of_the_weights(tmp_path: Path) -> None:

@@ -100,11 +100,11 @@ def test_kv_memory_beyond_the_machine_is_refused_with_what_fits() -> None:
 
 
 def test_weights_beyond_the_machine() -> None:
-    with pytest.raises(CapacityError, match=r"does not fit: weights 597\.7 GB"):
+    with pytest.raises(CapacityError, match=r"does not fit: weights 590\.2 GB"):
         plan(spec("hub_hy3"), machine(24 * GIB))
     report = fit(spec("hub_hy3"), machine(24 * GIB))
     assert not report.fits
-    assert report.missing_bytes > 570 * 10**9
+    assert report.missing_bytes > 560 * 10**9
     assert (report.plan.num_pages, report.plan.max_context_tokens) == (0, 0)
     assert report.plan.max_full_sequences == report.largest_context_tokens == 0
     assert fit(spec("hub_hy3"), machine(report.missing_bytes + 24 * GIB)).shortage is None
@@ -166,14 +166,71 @@ def test_length_beyond_the_checkpoint() -> None:
         plan(max_model_len=40_961)
 
 
-def test_mtp_layers_that_the_checkpoint_lacks() -> None:
-    hy3, config, big = spec("hub_hy3"), EngineConfig(), machine(10**12)
-    assert make_plan("m", hy3, big, config).num_mtp_layers == 1
-    without = make_plan("m", hy3, big, config, num_mtp_layers=0)
-    assert without.num_mtp_layers == 0
-    less = make_plan("m", hy3, big, config).weight_bytes - without.weight_bytes
-    assert less > 2 * 3_752_612_288
-    assert without.kv_bytes_per_token == 327_680
+def drafting(method: str, **options: Any) -> EngineConfig:
+    return EngineConfig(
+        speculative_config={"method": method, "num_speculative_tokens": 2}, **options
+    )
+
+
+@pytest.mark.parametrize("method", ["mtp", "hybrid"])
+def test_mtp_layers_count_where_they_draft(method: str) -> None:
+    hy3, big = spec("hub_hy3"), machine(10**12)
+    made, without = make_plan("m", hy3, big, drafting(method)), plan(hy3, big)
+    assert (made.num_mtp_layers, without.num_mtp_layers) == (1, 0)
+    assert made.weight_bytes - without.weight_bytes > 2 * 3_752_612_288
+    assert (made.kv_bytes_per_token, without.kv_bytes_per_token) == (331_776, 327_680)
+    assert made.buffer_bytes > without.buffer_bytes
+    int8 = make_plan("m", hy3, big, drafting(method, kv_cache_dtype="int8"))
+    assert int8.kv_bytes_per_token == 2 * 81 * 8 * (128 + 4)
+    assert int8.kv_cache_bytes == int8.num_pages * int8.page_size * int8.kv_bytes_per_token
+
+
+def test_lookups_take_nothing() -> None:
+    hy3, big = spec("hub_hy3"), machine(10**12)
+    made, without = make_plan("m", hy3, big, drafting("ngram")), plan(hy3, big)
+    assert made.num_mtp_layers == 0
+    assert made.total_bytes == without.total_bytes
+    assert made.speculation is not None
+    assert made.speculation.method == "ngram"
+    assert make_plan("m", QWEN, big, drafting("ngram")).speculation == made.speculation
+
+
+@pytest.mark.parametrize("method", ["mtp", "hybrid"])
+def test_a_checkpoint_without_the_layer_can_not_draft_with_it(method: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{method}.*m has no MTP layer.*nextn.*Use .*ngram"):
+        make_plan("m", QWEN, machine(), drafting(method))
+    with pytest.raises(ConfigError, match=r"promises 1, but the files hold none.*ngram"):
+        make_plan("m", spec("hub_hy3"), machine(10**12), drafting(method), num_mtp_layers=0)
+
+
+def test_the_host_tier_holds_mtp_layers_too() -> None:
+    hy3, big = spec("hub_hy3"), machine(10**12)
+    made = make_plan("m", hy3, big, drafting("mtp", host_kv_bytes=10 * 331_776 * 64 + 1))
+    assert made.num_host_slots == 10
+    assert made.host_kv_bytes == 10 * 331_776 * 64
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"method": "mtp", "num_speculative_tokens": 0}, "from 1 to 32, got 0"),
+        ({"method": "mtp", "num_speculative_tokens": -1}, "from 1 to 32, got -1"),
+        ({"method": "mtp", "num_speculative_tokens": 100}, "from 1 to 32, got 100"),
+        ({"method": "mtp", "num_speculative_tokens": 2.0}, "whole number"),
+        ({"method": "mtp", "num_speculative_tokens": True}, "whole number"),
+        ({"method": "mtp"}, "needs num_speculative_tokens"),
+        ({"num_speculative_tokens": 2}, "needs a method"),
+        ({"method": "eagle3", "num_speculative_tokens": 2}, "mtp, ngram, hybrid, got 'eagle3'"),
+        ({"method": ["mtp"], "num_speculative_tokens": 2}, "mtp, ngram, hybrid"),
+        ({"method": "mtp", "num_speculative_tokens": 2, "model": "x"}, "no key 'model'"),
+        ({"method": "mtp", "num_speculative_tokens": 2, "adaptive": 1}, "true or false"),
+        ({}, "needs a method"),
+    ],
+)
+def test_a_wrong_speculative_config_names_value_and_limit(given: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)) as caught:
+        plan(spec("hub_hy3"), machine(10**12), speculative_config=given)
+    assert "speculative_config" in str(caught.value)
 
 
 def test_threads_and_pages_as_asked() -> None:

@@ -19,9 +19,18 @@ def machine(available: int) -> HardwareSpec:
 
 def test_lines_hold_the_numbers() -> None:
     text = "\n".join(plan_lines(make_plan("hy3", HY3, machine(10**12), EngineConfig())))
-    for part in ("597.7 GB", "1 MTP layer", "327,680 bytes a token", "64 threads", "note: max_mod"):
+    for part in ("590.2 GB +", "327,680 bytes a token", "64 threads", "note: max_mod"):
         assert part in text
+    assert "MTP" not in text
     assert text.isascii()
+
+
+def test_lines_say_what_drafting_takes() -> None:
+    drafting = EngineConfig(speculative_config={"method": "mtp", "num_speculative_tokens": 2})
+    text = "\n".join(plan_lines(make_plan("hy3", HY3, machine(10**12), drafting)))
+    for part in ("597.7 GB with 1 MTP layer +", "331,776 bytes a token"):
+        assert part in text
+    assert "drafts by mtp: up to 2 a sequence and step" in text
 
 
 def test_fit_lines_say_what_is_missing_or_left() -> None:
@@ -30,4 +39,4 @@ def test_fit_lines_say_what_is_missing_or_left() -> None:
     assert yes[-1].startswith("fits: 1.00 TB")
     no = fit_lines(fit_plan("hy3", HY3, machine(10**11), config))
     assert no[-1].startswith("hy3 does not fit: ")
-    assert "597.7 GB" in no[-1]
+    assert "590.2 GB" in no[-1]

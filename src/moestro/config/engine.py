@@ -18,7 +18,6 @@ from moestro.config.sources import own_options, read_yaml
 from moestro.errors import ConfigError
 
 _PARALLEL = "parallelism over several ranks"
-_SPECULATION = "speculative decoding"
 
 _model = partial(knob, group="Model")
 _limits = partial(knob, group="Limits and memory")
@@ -154,8 +153,10 @@ class EngineConfig:
     speculative_config: Mapping[str, Any] | None = _run(
         None,
         Object(),
-        'Draft tokens: {"method": "mtp"|"ngram"|"hybrid", "num_speculative_tokens": k}.',
-        waits_for=_SPECULATION,
+        "Draft tokens and verify several at once; what is said stays the same: "
+        '{"method": "mtp"|"ngram"|"hybrid", "num_speculative_tokens": 1 to 32} and optionally '
+        "adaptive, prompt_lookup_min, prompt_lookup_max. mtp and hybrid need a checkpoint with "
+        "MTP layers.",
     )
     cache_dir: str | None = _run(
         None,

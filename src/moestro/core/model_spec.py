@@ -117,10 +117,16 @@ class ModelSpec:
         one = self.num_layer_parameters(self.moe is not None) + 2 * h * h + 3 * h
         return self.num_mtp_layers * one
 
-    def kv_bytes_per_token(self, element_bytes: int, scale_bytes: int = 0) -> int:
-        """KV bytes one token takes over the trunk's layers; scale_bytes: beside each row of D."""
+    def kv_bytes_per_token(
+        self, element_bytes: int, scale_bytes: int = 0, num_mtp_layers: int = 0
+    ) -> int:
+        """KV bytes one token takes over the trunk's layers and num_mtp_layers more.
+
+        scale_bytes: beside each row of D.
+        """
         row_bytes = self.head_dim * element_bytes + scale_bytes
-        return 2 * self.num_hidden_layers * self.num_key_value_heads * row_bytes
+        layers = self.num_hidden_layers + num_mtp_layers
+        return 2 * layers * self.num_key_value_heads * row_bytes
 
     def _count(self, *, active: bool) -> int:
         table = self.vocab_size * self.hidden_size

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from moestro.core.speculative_config import SpeculativeConfig
 from moestro.core.weight_format import WeightFormats
 
 LOGITS_BLOCK_BYTES = 128 << 20
@@ -35,7 +36,9 @@ class Plan:
     """How many sequences of max_model_len fit at once."""
     num_threads: int
     num_mtp_layers: int = 0
-    """MTP layers whose weights are held."""
+    """MTP layers whose weights are held; each has KV in every page."""
+    speculation: SpeculativeConfig | None = None
+    """How tokens are drafted; None where they are not."""
     kv_hadamard: bool = False
     host_kv_dtype: str = ""
     """Of pages below the device; kv_cache_dtype unless lossy."""

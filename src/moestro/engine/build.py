@@ -32,6 +32,7 @@ from moestro.kvcache.manager import KVCacheManager
 from moestro.models.causal_lm import CausalLM
 from moestro.planner.placement import make_plan
 from moestro.planner.report import plan_lines
+from moestro.planner.speculation import plan_speculation
 from moestro.planner.units import gigabytes
 from moestro.planner.weight_formats import Stored
 from moestro.quant.kv import KV_DTYPES
@@ -155,7 +156,9 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Loaded
 def _plan(config: EngineConfig) -> tuple[Path, ModelSpec, Device, Plan]:
     model_dir = resolve_model(config.model)
     spec = load_model_spec(model_dir)
-    num_mtp_layers, stored = _inspect(model_dir, spec)
+    speculation = plan_speculation(config)
+    uses_mtp = speculation is not None and speculation.method.uses_mtp
+    num_mtp_layers, stored = _inspect(model_dir, spec, uses_mtp)
     device = load_backend("cpu")
     plan = make_plan(
         config.model,
@@ -170,13 +173,13 @@ def _plan(config: EngineConfig) -> tuple[Path, ModelSpec, Device, Plan]:
     return model_dir, spec, device, plan
 
 
-def _inspect(model_dir: Path, spec: ModelSpec) -> tuple[int, Stored | None]:
-    """MTP layers to allocate (none where the checkpoint lacks what its config promises), and the
-    formats that a quantised checkpoint's headers show."""
-    if not spec.num_mtp_layers and spec.quantization is None:
+def _inspect(model_dir: Path, spec: ModelSpec, uses_mtp: bool) -> tuple[int, Stored | None]:
+    """MTP layers that are there and of use (none where the checkpoint lacks what its config
+    promises), and the formats that a quantised checkpoint's headers show."""
+    if not (uses_mtp and spec.num_mtp_layers) and spec.quantization is None:
         return 0, None
     with Checkpoint.open(model_dir) as checkpoint:
-        num_mtp_layers = spec.num_mtp_layers if checkpoint.has_mtp(spec) else 0
+        num_mtp_layers = spec.num_mtp_layers if uses_mtp and checkpoint.has_mtp(spec) else 0
         return num_mtp_layers, stored_formats(checkpoint, spec, num_mtp_layers) or None
 
 
@@ -227,6 +230,7 @@ def _load_runner(
             plan.num_pages,
             plan.page_size,
             KV_DTYPES[plan.kv_cache_dtype],
+            spec.num_hidden_layers + plan.num_mtp_layers,
             hadamard=plan.kv_hadamard,
         )
         tiers = make_tiers(config, plan, spec, device, kv_pool, weights)

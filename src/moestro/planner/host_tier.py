@@ -29,14 +29,19 @@ class HostTier:
 
 
 def plan_host_tier(
-    spec: ModelSpec, config: EngineConfig, kv_cache_dtype: str, left_bytes: int
+    spec: ModelSpec,
+    config: EngineConfig,
+    kv_cache_dtype: str,
+    num_mtp_layers: int,
+    left_bytes: int,
 ) -> tuple[HostTier, list[str]]:
-    """The tier and what to say of it. left_bytes: beside weights and buffers.
+    """The tier and what to say of it. num_mtp_layers: with KV in every page; left_bytes: beside
+    weights and buffers.
 
     Raises ConfigError for options that contradict each other.
     """
     dtype = _choose_dtype(spec, config, kv_cache_dtype)
-    page_bytes = kv_token_bytes(spec, dtype) * config.page_size
+    page_bytes = kv_token_bytes(spec, dtype, num_mtp_layers) * config.page_size
     has_store = config.kv_store != "none"
     if not config.host_kv_bytes and not has_store:
         return HostTier(dtype, page_bytes, 0), []
@@ -75,7 +80,7 @@ def _choose_dtype(spec: ModelSpec, config: EngineConfig, kv_cache_dtype: str) ->
         raise ConfigError(
             f"host_kv_dtype={wanted!r} needs a host tier: give host_kv_bytes, or leave it auto."
         )
-    if kv_token_bytes(spec, wanted) >= kv_token_bytes(spec, kv_cache_dtype):
+    if kv_token_bytes(spec, wanted, 0) >= kv_token_bytes(spec, kv_cache_dtype, 0):
         raise ConfigError(
             f"host_kv_dtype={wanted!r} is not narrower than the device's {kv_cache_dtype}: it "
             "would lose bits and save no memory. Use auto."

@@ -13,11 +13,14 @@ from moestro.errors import CapacityError, ConfigError, UnsupportedError
 from moestro.planner.host_tier import plan_host_tier, without_password
 from moestro.planner.sizes import (
     KV_CODE_BYTES,
+    DraftSizes,
     buffer_bytes,
+    draft_bytes,
     graph_bytes,
     kv_token_bytes,
     weight_bytes,
 )
+from moestro.planner.speculation import held_mtp_layers, plan_speculation
 from moestro.planner.units import gigabytes
 from moestro.planner.weight_formats import Stored, choose_weight_formats
 
@@ -61,7 +64,8 @@ def make_plan(
 ) -> Plan:
     """The Plan of one rank.
 
-    num_mtp_layers: MTP layers whose weights will be held; None is all that the config promises.
+    num_mtp_layers: MTP layers that the checkpoint holds; None is all that its config promises.
+    They count only where they draft.
     stored_formats: what a quantised checkpoint's headers say; None is what its config says.
     Raises CapacityError (says what fits), ConfigError and UnsupportedError.
     """
@@ -108,7 +112,9 @@ class _Placement:
                 f"device {hardware.device!r} comes with its backend; this version plans for cpu."
             )
         self.model, self.spec, self.hardware, self.config = model, spec, hardware, config
-        self.num_mtp_layers = spec.num_mtp_layers if num_mtp_layers is None else num_mtp_layers
+        stored = spec.num_mtp_layers if num_mtp_layers is None else num_mtp_layers
+        self.speculation = plan_speculation(config)
+        self.num_mtp_layers = held_mtp_layers(model, spec, self.speculation, stored)
         self.notes: list[str] = []
         self.dtype = self._choose_dtype()
         self.weight_formats, format_notes = choose_weight_formats(
@@ -117,7 +123,7 @@ class _Placement:
         self.notes.extend(format_notes)
         self.kv_cache_dtype = self._choose_kv_dtype()
         self.wanted_len = self._wanted_len()
-        self.token_bytes = kv_token_bytes(spec, self.kv_cache_dtype)
+        self.token_bytes = kv_token_bytes(spec, self.kv_cache_dtype, self.num_mtp_layers)
         self.page_bytes = self.token_bytes * config.page_size
         self.weight_bytes = weight_bytes(spec, self.weight_formats, self.num_mtp_layers)
         self.buffer_bytes = buffer_bytes(
@@ -127,9 +133,21 @@ class _Placement:
             self.buffer_bytes += graph_bytes(
                 spec, self.dtype, config.max_num_seqs, self.wanted_len, config.page_size
             )
+        if self.num_mtp_layers:
+            drafts = DraftSizes(
+                dtype=self.dtype,
+                num_tokens=config.max_num_batched_tokens,
+                num_seqs=config.max_num_seqs,
+                length=self.wanted_len,
+                page_size=config.page_size,
+                num_mtp_layers=self.num_mtp_layers,
+            )
+            self.buffer_bytes += draft_bytes(spec, drafts)
         self.budget = self._budget()
         self.left = self.budget - self.weight_bytes - self.buffer_bytes
-        self.host, host_notes = plan_host_tier(spec, config, self.kv_cache_dtype, self.left)
+        self.host, host_notes = plan_host_tier(
+            spec, config, self.kv_cache_dtype, self.num_mtp_layers, self.left
+        )
         self.notes.extend(host_notes)
         self.left -= self.host.num_bytes
 
@@ -171,6 +189,7 @@ class _Placement:
             max_full_sequences=min(config.max_num_seqs, num_pages // self._pages(max_model_len)),
             num_threads=self._num_threads(),
             num_mtp_layers=self.num_mtp_layers,
+            speculation=self.speculation,
             kv_hadamard=self.config.kv_hadamard,
             host_kv_dtype=self.host.dtype,
             host_kv_bytes=self.host.num_bytes,

@@ -1,13 +1,16 @@
 """The Plan as lines for people."""
 
 from moestro.core.plan import Plan
+from moestro.core.speculative_config import SpeculativeConfig
 from moestro.planner.placement import FitReport
 from moestro.planner.units import gigabytes
 
 
 def plan_lines(plan: Plan) -> list[str]:
     """What runs, what it takes, what fits: a few lines, the same at start and in `plan`."""
-    mtp = f", {plan.num_mtp_layers} MTP layer" if plan.num_mtp_layers else ""
+    mtp = ""
+    if plan.num_mtp_layers:
+        mtp = f" with {plan.num_mtp_layers} MTP layer{'s' * (plan.num_mtp_layers != 1)}"
     sequences = f"{plan.max_full_sequences:,} sequence{'s' * (plan.max_full_sequences != 1)}"
     kv = plan.kv_cache_dtype + ", keys rotated" * plan.kv_hadamard
     host = f" + host tier {gigabytes(plan.host_kv_bytes)}" if plan.num_host_slots else ""
@@ -24,6 +27,8 @@ def plan_lines(plan: Plan) -> list[str]:
     ]
     if plan.num_host_slots:
         lines.append(_tiers_line(plan))
+    if plan.speculation is not None:
+        lines.append(_drafts_line(plan.speculation))
     return lines + [f"note: {note}" for note in plan.notes]
 
 
@@ -33,6 +38,13 @@ def _tiers_line(plan: Plan) -> str:
     if not plan.keeps_host:
         host = f"{plan.num_host_slots:,} host pages in passing"
     return f"KV tiers: {host}, store {plan.kv_store}"
+
+
+def _drafts_line(speculation: SpeculativeConfig) -> str:
+    """How tokens are drafted."""
+    most = speculation.num_speculative_tokens
+    up_to = "up to " * speculation.adaptive
+    return f"drafts by {speculation.method.value}: {up_to}{most} a sequence and step"
 
 
 def _types(plan: Plan) -> str:

@@ -1,5 +1,7 @@
 """How many bytes things take: weights, KV, buffers. Arithmetic on a ModelSpec, nothing else."""
 
+from dataclasses import dataclass
+
 from moestro.core.matrices import matrices
 from moestro.core.model_spec import ModelSpec
 from moestro.core.plan import LOGITS_BLOCK_BYTES, ROTARY_BLOCK_POSITIONS
@@ -39,11 +41,11 @@ def weight_bytes(spec: ModelSpec, formats: WeightFormats, num_mtp_layers: int) -
     return total
 
 
-def kv_token_bytes(spec: ModelSpec, kv_cache_dtype: str) -> int:
-    """KV bytes of one token over the trunk's layers, scales included."""
+def kv_token_bytes(spec: ModelSpec, kv_cache_dtype: str, num_mtp_layers: int) -> int:
+    """KV bytes of one token over the trunk's layers and num_mtp_layers, scales included."""
     if kv_cache_dtype in KV_CODE_BYTES:
-        return spec.kv_bytes_per_token(KV_CODE_BYTES[kv_cache_dtype], _FP32)
-    return spec.kv_bytes_per_token(ELEMENT_BYTES[kv_cache_dtype])
+        return spec.kv_bytes_per_token(KV_CODE_BYTES[kv_cache_dtype], _FP32, num_mtp_layers)
+    return spec.kv_bytes_per_token(ELEMENT_BYTES[kv_cache_dtype], 0, num_mtp_layers)
 
 
 def buffer_bytes(spec: ModelSpec, dtype: str, num_tokens: int, num_logits: int, length: int) -> int:
@@ -62,7 +64,20 @@ def buffer_bytes(spec: ModelSpec, dtype: str, num_tokens: int, num_logits: int, 
     logits = num_logits * hidden * element + _logits_bytes(spec.vocab_size, num_tokens, num_logits)
     blocks = -(-length // ROTARY_BLOCK_POSITIONS)
     table = blocks * ROTARY_BLOCK_POSITIONS * spec.head_dim * _FP32
-    return num_tokens * (stream + widest) + logits + table + _packed_router_bytes(spec)
+    packed = _packed_router_bytes(spec, sum(spec.moe_layers))
+    return num_tokens * (stream + widest) + logits + table + packed
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSizes:
+    """Of drafting: tokens of a step, sequences that draft, the longest one's length."""
+
+    dtype: str
+    num_tokens: int
+    num_seqs: int
+    length: int
+    page_size: int
+    num_mtp_layers: int
 
 
 def graph_bytes(spec: ModelSpec, dtype: str, num_seqs: int, length: int, page_size: int) -> int:
@@ -70,16 +85,29 @@ def graph_bytes(spec: ModelSpec, dtype: str, num_seqs: int, length: int, page_si
 
     length: of the longest sequence; every sequence has a row of page ids that long.
     """
-    step = buffer_bytes(spec, dtype, num_seqs, 0, 0) - _packed_router_bytes(spec)
+    packed = _packed_router_bytes(spec, sum(spec.moe_layers))
+    step = buffer_bytes(spec, dtype, num_seqs, 0, 0) - packed
     return step + num_seqs * (4 * 8 + (length // page_size + 1) * 4)
 
 
-def _packed_router_bytes(spec: ModelSpec) -> int:
+def draft_bytes(spec: ModelSpec, plan: DraftSizes) -> int:
+    """What drafting with MTP layers keeps beside a step's own: routers, and a step of its own."""
+    element = ELEMENT_BYTES[plan.dtype]
+    primed = plan.num_tokens * (3 * spec.hidden_size + _attention_elements(spec)) * element
+    hidden = 4 * plan.num_seqs * spec.hidden_size * element  # in, joined (twice), out
+    row = spec.vocab_size * _FP32
+    logits = min(plan.num_seqs * row, max(row, LOGITS_BLOCK_BYTES))
+    step = graph_bytes(spec, plan.dtype, plan.num_seqs, plan.length, plan.page_size)
+    routers = _packed_router_bytes(spec, plan.num_mtp_layers)
+    return primed + hidden + logits + step + routers
+
+
+def _packed_router_bytes(spec: ModelSpec, num_layers: int) -> int:
     """The routers' weights once more, as the kernels read them: 4 bytes each at most."""
     if spec.moe is None:
         return 0
     experts = -(-spec.moe.num_experts // _ROUTER_PANEL) * _ROUTER_PANEL
-    return experts * spec.hidden_size * _FP32 * (sum(spec.moe_layers) + spec.num_mtp_layers)
+    return experts * spec.hidden_size * _FP32 * num_layers
 
 
 def _logits_bytes(vocab_size: int, num_tokens: int, num_logits: int) -> int:
