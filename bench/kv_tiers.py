@@ -23,6 +23,7 @@ import numpy as np
 from bench.slow_store import SlowStore
 
 from moestro import LLM, RequestOutput, SamplingParams
+from moestro.core.background import lower_priority
 from moestro.core.model_config import load_model_spec
 from moestro.core.page_moves import Move, MoveKind
 from moestro.kvcache import fetcher
@@ -34,6 +35,7 @@ from moestro.weights.source import resolve_model
 FIRST = SamplingParams(temperature=0.0, max_tokens=1)
 GB = 1e9
 RATES = (256 << 20, 128 << 20, 64 << 20, 32 << 20)
+PER_REFILL, REFILL_S = 8, 0.05  # of pages and puts: more than the highest rate moves
 write = sys.stdout.write
 
 
@@ -175,7 +177,9 @@ def part_idle(model: str, rounds: int, folder: str) -> None:
 
 
 def spread(values: Sequence[float]) -> str:
-    return f"{min(values):.3f} to {max(values):.3f}, {len(values)} pairs"
+    low, high = np.quantile(values, (0.25, 0.75))
+    whole = f"{min(values):.3f} to {max(values):.3f}"
+    return f"middle half {low:.3f} to {high:.3f}, all {whole}, {len(values)} pairs"
 
 
 def part_decode(model: str, rounds: int, folder: str) -> None:
@@ -219,6 +223,11 @@ def part_decode(model: str, rounds: int, folder: str) -> None:
             mover.close(10.0)
 
 
+def next_key(number: int) -> bytes:
+    """Never the same one: a key that is stored is not written again."""
+    return number.to_bytes(8, "little") + time.monotonic_ns().to_bytes(8, "little")
+
+
 @contextmanager
 def traffic(mover: PageTransfer, busy: bool) -> Iterator[list[float]]:
     """Saves and puts, as many as are taken, until left; bytes moved and seconds then."""
@@ -229,14 +238,15 @@ def traffic(mover: PageTransfer, busy: bool) -> Iterator[list[float]]:
     stop = threading.Event()
 
     def work() -> None:
+        lower_priority()  # in an engine the step submits: no thread wakes up for it
         number = 0
         while not stop.is_set():
-            number += 1
-            slot = number % 64
-            key = np.random.default_rng(number).bytes(16)
-            mover.submit(Move(2 * number, MoveKind.SAVE, pages=(slot,), slots=(slot,)))
-            mover.submit(Move(2 * number + 1, MoveKind.PUT, keys=(key,), slots=(slot,)))
-            mover.wait(0.005)
+            for _ in range(PER_REFILL):
+                number += 1
+                slot, key = number % 64, next_key(number)
+                mover.submit(Move(2 * number, MoveKind.SAVE, pages=(slot,), slots=(slot,)))
+                mover.submit(Move(2 * number + 1, MoveKind.PUT, keys=(key,), slots=(slot,)))
+            stop.wait(REFILL_S)
             count[0] += sum(r.num_bytes for r in mover.poll())
 
     thread = threading.Thread(target=work)

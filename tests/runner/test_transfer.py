@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from moestro.core.page_moves import Move, MoveFailure, MoveKind, MoveResult
 from moestro.runner.byte_budget import BURST_S, ByteBudget
 from moestro.runner.host_pool import HostPool
 from moestro.runner.kv_pool import KVPool
+from moestro.runner.kv_tiers import KVTiers
 from moestro.runner.move_jobs import Job, ReadMeter
+from moestro.runner.page_loader import PageLoader
 from moestro.runner.transfer import PageTransfer, TransferLimits
 
 LONG_S = 30.0
@@ -281,6 +284,49 @@ def test_close_finishes_puts_but_awaits_no_dead_store():
     assert time.monotonic() - begin < LONG_S
     store.release()  # a late reader of the slots finds them
     assert set(store.pages) == {KEYS[0]}
+
+
+def test_pages_outlive_a_move_that_does_not_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Close gives up waiting, says so, and leaves the memory to the thread that still uses it."""
+    monkeypatch.setattr("moestro.runner.transfer._JOIN_S", 0.05)
+    rig = Rig()
+    mover, inside, leave = rig.mover, threading.Event(), threading.Event()
+    save, saved = rig.host.save, []
+
+    def slow_save(*args: Any) -> None:
+        inside.set()
+        assert leave.wait(LONG_S)
+        save(*args)
+        saved.append(bytes(rig.host.payload(0))[:8])
+
+    monkeypatch.setattr(rig.host, "save", slow_save)
+    tiers = KVTiers(PageLoader(rig.pool.layers, rig.host), mover)
+    assert not mover.uses_pools
+    rig.submit(MoveKind.SAVE, pages=(3,), slots=(0,))
+    other = rig.submit(MoveKind.SAVE, pages=(4,), slots=(1,))
+    assert inside.wait(LONG_S)
+    assert not tiers.close()
+    assert "does not end: their memory is kept" in caplog.text
+    assert [r.move_id for r in mover.poll()] == [other]  # the stuck one has not ended
+    leave.set()
+    for thread in mover._work._threads:
+        thread.join(LONG_S)
+    assert saved[0] == rig.page(3)[:8]
+    assert not mover.uses_pools
+    (stuck,) = mover.poll()
+    assert (stuck.num_done, stuck.failure) == (1, None)
+
+
+def test_a_page_larger_than_every_limit_moves_alone():
+    store = MemoryStore()
+    rig = Rig(store, max_queued_bytes=1, background_bytes_per_s=1 << 40)
+    assert rig.do(MoveKind.SAVE, pages=(3,), slots=(0,)).failure is None
+    assert rig.do(MoveKind.PUT, slots=(0,), keys=KEYS[:1]).num_done == 1
+    assert rig.do(MoveKind.FETCH, slots=(1,), keys=KEYS[:1], urgent=True).num_done == 1
+    assert bytes(rig.host.payload(1)) == rig.page(3)
+    rig.mover.close(1.0)
 
 
 def test_dropping_a_mover_ends_its_threads():

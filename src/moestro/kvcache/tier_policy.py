@@ -30,7 +30,8 @@ class TierConfig:
     for the store, in which nothing stays for a later hit. host_is_lossy: its pages differ from
     the device's and never go on to the store. Water marks: shares of the slots; above the high one
     eviction goes down to the low one ahead of need. fetch_timeout_s: what a request waits for the
-    store at most beside the time that computing those tokens would take. default_priority: of
+    store at most beside the time that computing those tokens would take. move_chunk_bytes: of one
+    move, in whole pages; a page that is larger (21 MB for Hy3) moves alone. default_priority: of
     runs without a hint, 0 to 100. session_share, pin_share: of each tier's pages, what the pins of
     one session and of all sessions may take. records_events: whether take_events gives any.
     page_bytes: of a device page, for gauges.

@@ -85,7 +85,10 @@ class Lane:
         self._max_bytes = max_bytes
         self._upkeep, self._upkeep_s = upkeep, upkeep_s
         self._upkeep_at = time.monotonic() + upkeep_s
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)
+        # The watchdog's own: not woken for each job, which would take a core from the model.
+        self._watching = threading.Condition(lock)
         self._waiting: deque[_Job] = deque()
         self._watched: deque[_Job] = deque()  # deadlines ascend: every job has the same timeout
         self._current: _Job | None = None
@@ -117,8 +120,10 @@ class Lane:
             if refusal is None:
                 self._num_bytes += num_bytes
                 self._waiting.append(job)
+                if not self._watched:
+                    self._watching.notify()
                 self._watched.append(job)
-                self._changed.notify_all()
+                self._changed.notify()
         if refusal is not None:
             job.fail(refusal)
         return future
@@ -140,14 +145,14 @@ class Lane:
         came to that. What is left is cancelled."""
         with self._changed:
             self._closing, self._at_end = True, at_end
-            self._changed.notify_all()
+            self._changed.notify()
         self._worker.join(timeout_s)
         with self._changed:
             left = list(self._waiting)
             self._waiting.clear()
             if self._current is not None:
                 left.append(self._current)
-            self._changed.notify_all()
+            self._watching.notify()
         for job in left:
             job.fail(StoreError(MoveFailure.CANCELLED, "the store was closed before this was done"))
         return not self._worker.is_alive()
@@ -227,11 +232,11 @@ class Lane:
                 if not self._watched:
                     if self._closing:
                         return
-                    self._changed.wait()
+                    self._watching.wait()
                     continue
                 job = self._watched[0]
                 if job.deadline.remaining_s:
-                    self._changed.wait(job.deadline.remaining_s)
+                    self._watching.wait(job.deadline.remaining_s)
                     continue
                 self._watched.popleft()
             self._expire(job)

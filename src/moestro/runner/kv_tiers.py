@@ -18,9 +18,13 @@ class KVTiers:
     transfer: PageTransfer
     opening: StoreOpening | None = None
 
-    def close(self) -> None:
-        """Write what is pending, for at most transfer.FLUSH_S, and let go of the KV pool."""
+    def close(self) -> bool:
+        """Write what is pending, for at most transfer.FLUSH_S, and let go of the KV pool.
+
+        False: a move is stuck and still uses the pool, whose memory must stay.
+        """
         if self.opening is not None:
             self.opening.close()
         self.loader.close()
         self.transfer.close()
+        return not self.transfer.uses_pools

@@ -108,9 +108,8 @@ class ModelRunner:
         self._sampler.release()
         if self._graphs is not None:
             self._graphs.close()
-        if self._tiers is not None:
-            self._tiers.close()
-        self._kv_pool.close()
+        if self._tiers is None or self._tiers.close():
+            self._kv_pool.close()
 
     def _load(self, schedule: Schedule) -> LayersInLoading | None:
         """Begin what the schedule loads from the host."""

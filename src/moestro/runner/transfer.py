@@ -92,18 +92,27 @@ class PageTransfer:
         return self._work.state()
 
     def close(self, timeout_s: float = FLUSH_S) -> None:
-        """See PageMover."""
+        """See PageMover. Look at uses_pools before giving their memory back."""
         self._stop.detach()
         self._work.close(timeout_s)
+
+    @property
+    def uses_pools(self) -> bool:
+        """Whether a thread reads or writes pages now; after close, whether one is stuck there."""
+        return bool(self._work.moving())
 
 
 class _Lane:
     """Jobs that can go on now, and what the lane has accepted."""
 
-    def __init__(self, urgent: bool) -> None:
+    def __init__(self, urgent: bool, lock: threading.Lock) -> None:
         self.urgent = urgent
+        # of its own: a piece moved in the background must not wake the urgent thread, which would
+        # take a core from the model
+        self.changed = threading.Condition(lock)
         self.ready: deque[Job] = deque()
         self.num_bytes = 0
+        self.current: Job | None = None  # whose pages the lane's thread reads or writes
 
 
 class _Work:
@@ -117,7 +126,6 @@ class _Work:
         self._budget = ByteBudget(limits.background_bytes_per_s, clock)
         self._meter = move_jobs.ReadMeter()
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
         self._finished = threading.Condition(self._lock)
         self._flushing = threading.Event()
         self._stopped = False
@@ -126,7 +134,7 @@ class _Work:
         self._results: deque[MoveResult] = deque()
         self._failures: Counter[str] = Counter()
         self._usage: tuple[float, StoreUsage] | None = None
-        self._lanes = {urgent: _Lane(urgent) for urgent in (True, False)}
+        self._lanes = {urgent: _Lane(urgent, self._lock) for urgent in (True, False)}
         self._threads = [
             threading.Thread(
                 target=self._run,
@@ -171,7 +179,7 @@ class _Work:
             self._jobs[move.move_id] = job
             lane.num_bytes += num_bytes
             lane.ready.append(job)
-            self._changed.notify_all()
+            lane.changed.notify()
         return True
 
     def _steps(self, job: Job, store: PageStore | None) -> move_jobs.Steps:
@@ -243,24 +251,44 @@ class _Work:
             for job in list(self._jobs.values()):
                 if job.move.kind is not MoveKind.PUT:
                     self._cancel(job)
-            self._changed.notify_all()
+            self._wake()
             self._finished.wait_for(lambda: not self._puts(), max(0.0, deadline - time.monotonic()))
             unwritten = sum(j.num_bytes - j.num_moved_bytes for j in self._puts())
             self._stopped = True
-            self._changed.notify_all()
+            self._wake()
             self._finished.notify_all()
         if unwritten:
             logger.warning("%s bytes of KV were not stored before the end", f"{unwritten:,}")
+        self._let_go(deadline)
+
+    def _let_go(self, deadline: float) -> None:
+        """Of the threads, the store and the pool, unless a thread is stuck in its pages."""
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(_JOIN_S)
         with self._lock:
+            moving = self.moving()
             for job in list(self._jobs.values()):
                 job.cancelled = True
-                self._finish(job)
+                if job not in moving:  # its thread ends it, after its last touch of a page
+                    self._finish(job)
         if self.store is not None:
             self.store.close(max(0.0, deadline - time.monotonic()))
-        self._host.close()
+        if moving:
+            # a page is never freed under a move: what the thread holds goes when it does
+            kinds = ", ".join(sorted(job.move.kind for job in moving))
+            logger.error("a move of KV pages (%s) does not end: their memory is kept", kinds)
+        else:
+            self._host.close()
+
+    def moving(self) -> list[Job]:
+        """Whose pages threads read or write."""
+        return [lane.current for lane in self._lanes.values() if lane.current is not None]
+
+    def _wake(self) -> None:
+        """All threads. With the lock held."""
+        for lane in self._lanes.values():
+            lane.changed.notify()
 
     def _puts(self) -> list[Job]:
         return [job for job in self._jobs.values() if job.move.kind is MoveKind.PUT]
@@ -276,12 +304,13 @@ class _Work:
 
     def _next(self, lane: _Lane) -> Job | None:
         """The lane's next job that can go on; None when the work is over."""
-        with self._changed:
+        with lane.changed:
             while not self._stopped:
                 timeout_s = self._expire() if lane.urgent else None
                 if lane.ready:
-                    return lane.ready.popleft()
-                self._changed.wait(timeout_s)
+                    lane.current = lane.ready.popleft()
+                    return lane.current
+                lane.changed.wait(timeout_s)
         return None
 
     def _expire(self) -> float | None:
@@ -310,15 +339,17 @@ class _Work:
             job.fail(error)
             step = None
         with self._lock:
-            if step is None:
+            lane.current = None
+            if step is None or self._stopped:
                 self._finish(job)
             elif not isinstance(step, int):
                 job.parked, job.parked_until = step, self._clock() + self._limits.call_timeout_s
+                if not lane.urgent and job.move.kind in _READS:
+                    self._lanes[True].changed.notify()  # it watches over the timeouts of all reads
             elif lane.urgent:
                 lane.ready.append(job)
             else:
                 lane.ready.appendleft(job)  # one after the other, so that some are done early
-            self._changed.notify_all()
         if step is not None and not isinstance(step, int):
             if job.cancelled:
                 with self._lock:
@@ -330,7 +361,7 @@ class _Work:
             if job.parked is future and job.move.move_id in self._jobs:
                 job.parked = None
                 lane.ready.append(job) if lane.urgent else lane.ready.appendleft(job)
-                self._changed.notify_all()
+                lane.changed.notify()
 
     def _finish(self, job: Job) -> None:
         """With the lock held."""
