@@ -268,3 +268,29 @@ def test_tenants_of_whom_nothing_came_are_forgotten() -> None:
             world.mover.finish(num_done=0, failure=MoveFailure.CORRUPT)
             world.poll()
     assert list(world.kv._index.roots()) == []
+
+
+def test_what_the_store_lacks_is_put_again_once_it_is_computed() -> None:
+    world = World()
+    seq, _ = world.arrive()
+    world.run_moves()
+    world.admit(seq)
+    world.kv.publish(seq, 32)
+    world.kv.release(seq)
+    pin = HintRequest(action=HintAction.PIN, token_ids=tuple(A), ttl_s=1000.0)
+    assert world.kv.hint(pin).accepted
+    others = [make_sequence([i] * 64) for i in range(2)]
+    for other in others:  # 32 pages: nothing of A is left but the claim of its pin
+        assert world.kv.admit(other, 0)
+    world.fetcher._host.trim(0.0, 0.0)
+    for other in others:
+        world.kv.release(other)
+    world.mover.store.clear()
+    seq, waits = world.arrive()
+    assert waits
+    world.run_moves()
+    assert world.admit(seq) == 0
+    world.kv.publish(seq, 32)
+    world.kv.release(seq)
+    world.run_moves()
+    assert len(world.mover.store) == 8

@@ -15,12 +15,14 @@ class World:
     """A manager of 16 pages over a fake mover, moves of 3 pages."""
 
     def __init__(self, num_slots: int = 16, store: bool = False, **options: object) -> None:
+        self.now_s = 0.0
         self.mover = FakeMover(has_store=store)
         self.kv = KVCacheManager(
             16,
             4,
             mover=self.mover,
             tiers=TierConfig(num_host_slots=num_slots, move_chunk_bytes=3, **options),
+            clock=lambda: self.now_s,
         )
 
     def serve(self, tokens: list[int]) -> Sequence:
@@ -176,3 +178,44 @@ def make_packed(tokens: list[int]) -> bytes:
     seq = make_sequence(tokens)
     KVCacheManager(1, 4).pack(seq)
     return seq.packed_tokens
+
+
+def test_what_the_store_has_evicted_is_put_again_when_it_is_found() -> None:
+    world = World(store=True)
+    world.serve([*A, 1])
+    world.settle()
+    assert len(world.mover.store) == 6
+    for name in list(world.mover.store)[4:]:
+        del world.mover.store[name]
+    world.serve([*A, 1])
+    world.settle()
+    assert len(world.mover.store) == 4  # it said so just now
+    world.now_s = 100.0
+    world.serve([*A, 1])
+    world.settle()
+    assert len(world.mover.store) == 6
+    world.now_s = 200.0
+    world.serve([*A, 1])
+    world.kv.poll()
+    assert world.mover.queued[0].kind is MoveKind.LOOKUP
+    world.mover.finish(num_done=0, failure=MoveFailure.TIMEOUT)  # no answer is no news
+    world.poll()
+    world.poll()
+    assert not world.mover.queued  # and no reason to ask every step
+    assert all(run.stored for run in world.kv._index.runs())
+    assert len(list(world.kv._index.runs())) == 1
+
+
+def test_write_back_asks_again_before_it_counts_on_the_store() -> None:
+    world = World(
+        num_slots=8, store=True, write_policy=WritePolicy.WRITE_BACK, high_water=0.5, low_water=0.2
+    )
+    world.serve(A)
+    world.serve([7] * 16)
+    world.settle()
+    assert world.mover.store
+    world.mover.store.clear()
+    world.now_s = 100.0
+    world.settle()
+    for run in world.kv._index.runs():
+        assert not run.stored or run.stored_s == 100.0

@@ -154,15 +154,18 @@ class TiersMachine(SchedulerMachine):
         if not self.tiers.keeps_host:
             assert host.order.num_pages == 0, "a staging area keeps what nobody needs"
 
-    def settle(self) -> None:
+    def drain(self) -> None:
         while self.loop.scheduler.tend() or self.mover.queued:
             self.mover.finish_all()
+
+    def settle(self) -> None:
+        self.drain()
         self.loop.check()
         below = self.loop.kv._below
         assert below.fetcher.claimed() == []
         assert len(self.answers) == self.num_questions
         self.now_s += 100.0
-        self.loop.scheduler.tend()  # pins run out
+        self.drain()  # pins run out, old news of the store is renewed
         assert all(not run.claims for run in self.loop.kv._index.runs())
         if self.tiers.host_is_lossy:
             assert not self.mover.store

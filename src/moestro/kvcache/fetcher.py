@@ -195,7 +195,9 @@ class Fetcher:
             return
         wait.lookup_s = self._clock() - wait.began_s
         wait.end = wait.first_page + result.num_done
-        if result.failure is not None and result.failure is not MoveFailure.MISSING:
+        if result.failure is MoveFailure.MISSING:
+            self._note_gone(wait, wait.end)
+        elif result.failure is not None:
             wait.miss = MissReason.LOAD_FAILED
         self._go_on(wait)
 
@@ -266,10 +268,22 @@ class Fetcher:
         if result.num_done < len(slots):
             wait.miss = MissReason.LOAD_FAILED
             wait.end = min(wait.end, first + result.num_done)
+            if result.failure in (MoveFailure.MISSING, MoveFailure.CORRUPT):
+                self._note_gone(wait, first + result.num_done)
         while not wait.is_over and wait.done_page in wait.arrived:
             self._take_in(wait, *wait.arrived.pop(wait.done_page))
         if not wait.is_over:
             self._go_on(wait)
+
+    def _note_gone(self, wait: Wait, first: int) -> None:
+        """The store has not got page `first`: runs that have it and what follows are to be put
+        again when they are computed."""
+        end = 0
+        limit = wait.first_page + len(wait.hashes)
+        for run, num_equal in self._index.match(wait.salt, wait.packed, limit):
+            end += num_equal
+            if end > first:
+                run.stored = False
 
     def _take_in(self, wait: Wait, slots: list[int], num_filled: int) -> None:
         """Pages that follow all those before: give their slots to the runs of the tree."""
@@ -298,7 +312,7 @@ class Fetcher:
 
     def _settle(self, wait: Wait, run: Run, slots: list[int]) -> None:
         """`run` is in the store, and its pages are in these slots unless it has some already."""
-        run.stored = True
+        run.note_stored(self._clock())
         if wait.claim not in run.claims:
             wait.claim.add(run)
         if run.slots:

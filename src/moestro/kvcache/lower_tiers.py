@@ -39,7 +39,7 @@ class LowerTiers:
         self._mover = mover
         self.host = Tier(config.num_host_slots if mover is not None else 0, index, "host", log)
         self.transfers = Transfers(mover, index)
-        self.sinker = Sinker(config, index, device, self.host, self.transfers, log, page_bytes)
+        self.sinker = Sinker(config, index, device, self.host, self.transfers, log, clock)
         self.fetcher = Fetcher(config, index, self.host, self.transfers, log, page_bytes, clock)
         self.writes_back = config.write_policy is WritePolicy.WRITE_BACK
         self.num_loaded_pages = 0

@@ -103,7 +103,7 @@ class PrefixIndex:
             whole = getattr(run, name)
             setattr(upper, name, whole[:num_pages])
             del whole[:num_pages]
-        upper.stored, upper.num_hits = run.stored, run.num_hits
+        upper.stored, upper.stored_s, upper.num_hits = run.stored, run.stored_s, run.num_hits
         upper.owner, upper.tried_at = run.owner, run.tried_at
         upper.num_users, upper.num_holders = run.num_users, run.num_holders
         upper.claims = list(run.claims)
@@ -140,6 +140,7 @@ class PrefixIndex:
         upper.tokens += lower.tokens
         upper.pages += lower.pages
         upper.slots += lower.slots
+        upper.stored_s = min(upper.stored_s, lower.stored_s)
         if upper.hashes and lower.hashes:
             upper.hashes += lower.hashes
         else:

@@ -10,13 +10,13 @@ class Run:
     of its runs, not of its pages. Owned by the PrefixIndex; the lists are equally long or empty.
 
     tokens: the ids in its pages, 4 little-endian bytes each. pages: its device pages. slots: its
-    host slots. hashes: the names of its pages, once somebody needs them. stored: they are known
-    to be in the store. num_users: sequences whose published prefix runs through it; num_holders:
-    those of them whose own pages these are. claims: what needs it to stay (see Claim).
-    num_hits: how often a sequence found it; tried_at: its num_hits when it was last saved ahead
-    of eviction. owner: the session (or request) that made it; None
-    once another one has found it. ghosts: keys of the first pages of what was below it and has
-    been forgotten, for telling why a prompt missed.
+    host slots. hashes: the names of its pages, once somebody needs them. stored: the store has
+    said at stored_s that it has them; its budget may have taken them since. num_users: sequences
+    whose published prefix runs through it; num_holders: those of them whose own pages these are.
+    claims: what needs it to stay (see Claim). num_hits: how often a sequence found it; tried_at:
+    its num_hits when it was last saved ahead of eviction. owner: the session (or request) that
+    made it; None once another one has found it. ghosts: keys of the first pages of what was below
+    it and has been forgotten, for telling why a prompt missed.
     """
 
     __slots__ = (
@@ -34,6 +34,7 @@ class Run:
         "priority",
         "slots",
         "stored",
+        "stored_s",
         "tokens",
         "tried_at",
     )
@@ -50,6 +51,7 @@ class Run:
         self.slots: list[int] = []
         self.hashes: list[bytes] = []
         self.stored = False
+        self.stored_s = 0.0
         self.num_users = 0
         self.num_holders = 0
         self.num_hits = 0
@@ -57,6 +59,10 @@ class Run:
         self.owner: str | None = None
         self.claims: list[Any] = []
         self.ghosts: dict[int, None] = {}
+
+    def note_stored(self, now_s: float) -> None:
+        """The store says that it has these pages."""
+        self.stored, self.stored_s = True, now_s
 
     @property
     def is_root(self) -> bool:

@@ -1,8 +1,8 @@
 """Sinker: takes computed runs down, from device to host and from host to store."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from moestro.core.page_moves import MoveKind, MoveResult
+from moestro.core.page_moves import MoveFailure, MoveKind, MoveResult
 from moestro.kvcache.claim import Claim
 from moestro.kvcache.event_log import EventLog
 from moestro.kvcache.prefix_index import PrefixIndex
@@ -17,6 +17,9 @@ from moestro.kvcache.tier_policy import (
 )
 from moestro.kvcache.transfers import Flight, Transfers
 
+_BELIEVED_S = 60.0
+"""How long the store is believed to keep what it has said that it has."""
+
 
 class Sinker:
     """Runs are offered when they are published and when they are found again.
@@ -24,6 +27,9 @@ class Sinker:
     A run that grows is saved once it fills a move or nobody holds it any more. A move that the
     mover refuses, or for which no host slot can be had, is not made: the run is offered again
     when it is found again. So nothing queues up here beyond the runs that grow now.
+
+    A store evicts without telling. What it said that it has is looked up again when it is found
+    again, or is about to leave the device under write_back, and put anew if it is gone.
     """
 
     def __init__(
@@ -34,7 +40,7 @@ class Sinker:
         host: Tier,
         transfers: Transfers,
         log: EventLog,
-        page_bytes: int,
+        clock: Callable[[], float],
     ) -> None:
         self._config = config
         self._index = index
@@ -42,8 +48,10 @@ class Sinker:
         self._host = host
         self._transfers = transfers
         self._log = log
-        self._chunk_pages = pages_per_move(page_bytes, config.move_chunk_bytes)
+        self._clock = clock
+        self._chunk_pages = pages_per_move(transfers.page_bytes, config.move_chunk_bytes)
         self._offered: dict[Run, None] = {}
+        self._doubted: dict[Run, None] = {}
         self.num_saved_pages = 0
         self.num_put_pages = 0
         self.num_dropped_pages = 0
@@ -53,13 +61,11 @@ class Sinker:
         """A sequence has published or found the runs from `tail` up to `until` (or the root)."""
         if not self._host.num_pages:
             return
-        config = self._config
-        run = tail
+        run, now_s = tail, self._clock()
         while run.parent is not None:
-            if should_sink(config.write_policy, run.num_hits, config.selective_hits) and (
-                self._is_wanted(run)
-            ):
+            if self._should_sink(run):
                 self._offered[run] = None
+            self._doubt(run, now_s)
             if run is until:
                 return
             run = run.parent
@@ -74,6 +80,23 @@ class Sinker:
                 continue
             del self._offered[run]
             self._sink_path(run)
+        doubted, self._doubted = self._doubted, {}
+        for run in doubted:
+            if run.stored and not any(claim.sinks for claim in run.claims):
+                keys = tuple(self._index.name_pages(run))
+                run.stored_s = self._clock()  # not asked every step while it gives no answer
+                self._transfers.submit(MoveKind.LOOKUP, [run], self._on_looked_up, keys=keys)
+
+    def _doubt(self, run: Run, now_s: float) -> None:
+        """Look `run` up again if the store has not said for long that it has it."""
+        if run.stored and self._sinks_to_store and now_s - run.stored_s > _BELIEVED_S:
+            self._doubted[run] = None
+
+    def _should_sink(self, run: Run) -> bool:
+        config = self._config
+        return should_sink(
+            config.write_policy, run.num_hits, config.selective_hits
+        ) and self._is_wanted(run)
 
     def _sink_path(self, run: Run) -> None:
         """Sink `run`, and before it what was split off above it since it was offered."""
@@ -150,9 +173,24 @@ class Sinker:
     def _on_put(self, flight: Flight, result: MoveResult) -> None:
         for _, _, stored in self._what_is_done(flight, result):
             if stored is not None:
-                stored.stored = True
+                stored.note_stored(self._clock())
                 self.num_put_pages += stored.num_pages
                 self._log.stored(stored, "store")
+
+    def _on_looked_up(self, flight: Flight, result: MoveResult) -> None:
+        """What is gone in part is put again whole: the store takes what it has as done."""
+        begin, runs = 0, flight.claim.end()
+        for run in runs:
+            num_there = result.num_done - begin
+            begin += run.num_pages
+            if num_there >= run.num_pages:
+                run.note_stored(self._clock())
+            elif result.failure is MoveFailure.MISSING:
+                run.stored = False
+                self._log.removed(run, "store", max(0, num_there))
+                if self._should_sink(run):
+                    self._offered[run] = None
+        self._tidy(runs)
 
     def _what_is_done(
         self, flight: Flight, result: MoveResult
@@ -173,6 +211,10 @@ class Sinker:
             self.num_dropped_pages += end - begin - max(0, num_done)
             yield run, end, done
             begin = end
+        self._tidy(runs)
+
+    def _tidy(self, runs: list[Run]) -> None:
+        """A move claims these no more."""
         for run in reversed(runs):
             self._index.prune(run)
             if run.parent is not None:
@@ -190,10 +232,12 @@ class Sinker:
             device.allocator.num_free, device.num_pages, config.low_water, config.high_water
         )
         wanted -= device.allocator.num_free
+        now_s = self._clock()
         for run in device.order:
             if wanted <= 0:
                 return
             wanted -= run.num_pages
+            self._doubt(run, now_s)
             if run.tried_at != run.num_hits and self._is_wanted(run) and not run.slots:
                 run.tried_at = run.num_hits
                 self._offered[run] = None

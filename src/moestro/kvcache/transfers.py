@@ -37,6 +37,11 @@ class Transfers:
         return len(self._flights)
 
     @property
+    def page_bytes(self) -> int:
+        """Of one page over all layers; 0 without a mover."""
+        return 0 if self._mover is None else self._mover.page_bytes
+
+    @property
     def has_store(self) -> bool:
         return self._mover is not None and self._mover.has_store
 

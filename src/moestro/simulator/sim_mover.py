@@ -61,13 +61,13 @@ class VirtualMover:
             return False
         num_pages = len(move.keys) or len(move.pages)
         queued = self._num_queued[move.urgent]
-        if queued and (queued + num_pages) * self.page_bytes > self._costs.max_queued_bytes:
+        if queued and (queued + len(move.slots)) * self.page_bytes > self._costs.max_queued_bytes:
             return False
         seconds = self._seconds(move.kind, num_pages)
         begin = max(self._clock.now_s, self._free_at[move.urgent])
         self._free_at[move.urgent] = begin + seconds
         heapq.heappush(self._under_way, (begin + seconds, move.move_id, move, seconds))
-        self._num_queued[move.urgent] += num_pages
+        self._num_queued[move.urgent] += len(move.slots)
         return True
 
     def cancel(self, move_id: int) -> None:
@@ -79,7 +79,7 @@ class VirtualMover:
         results = []
         while self._under_way and self._under_way[0][0] <= self._clock.now_s:
             _, move_id, move, seconds = heapq.heappop(self._under_way)
-            self._num_queued[move.urgent] -= len(move.keys) or len(move.pages)
+            self._num_queued[move.urgent] -= len(move.slots)
             if move_id in self._cancelled:
                 self._cancelled.remove(move_id)
                 results.append(MoveResult(move_id, 0, failure=MoveFailure.CANCELLED))
