@@ -29,6 +29,11 @@ class Cache:
         self.next_id = 0
 
     def start(self, tokens: list[int], hints: KVHints | None = None, salt: str = "") -> Sequence:
+        seq = self.sequence(tokens, hints, salt)
+        assert self.kv.admit(seq, 0)
+        return seq
+
+    def sequence(self, tokens: list[int], hints: KVHints | None = None, salt: str = "") -> Sequence:
         self.next_id += 1
         request = Request(
             request_id=str(self.next_id),
@@ -39,24 +44,24 @@ class Cache:
             cache_salt=salt,
             kv_hints=hints,
         )
-        seq = Sequence(self.next_id, request, 0, list(tokens))
-        assert self.kv.admit(seq, 0)
-        return seq
+        return Sequence(self.next_id, request, 0, list(tokens))
 
     def end(self, seq: Sequence) -> None:
         self.kv.publish(seq, len(seq.token_ids))
         self.kv.release(seq)
         self.kv.finish(seq)
-        self.kv.check([])
 
     def serve(self, tokens: list[int], hints: KVHints | None = None, salt: str = "") -> Sequence:
         seq = self.start(tokens, hints, salt)
         self.end(seq)
+        self.kv.check([])
         return seq
 
-    def hint(self, action: HintAction, **options: object) -> HintAnswer:
+    def hint(
+        self, action: HintAction, holders: list[Sequence] | None = None, **options: object
+    ) -> HintAnswer:
         answer = self.kv.hint(HintRequest(action=action, **options))
-        self.kv.check([])
+        self.kv.check(holders or [])
         return answer
 
     def num_cached(self, tokens: list[int], salt: str = "") -> int:
@@ -83,6 +88,48 @@ def test_a_pin_never_keeps_a_running_sequence_from_its_pages() -> None:
     cache = Cache()
     cache.serve(A, KVHints(session_id="a", pin_ttl_s=10.0))
     cache.end(cache.start([9] * 32))
+    assert cache.num_cached(A) == 0
+
+
+def test_what_is_pinned_is_not_given_to_the_next_request_while_others_run() -> None:
+    cache = Cache()
+    cache.serve(A, KVHints(session_id="a", pin_ttl_s=10.0))  # 3 of 8 pages
+    running = cache.start([7] * 8)  # 2 pages, and 3 are left
+    waiting = cache.sequence([8] * 16)
+    assert not cache.kv.admit(waiting, 0)
+    assert cache.kv.pages_short(waiting, 0) == 1
+    own = cache.sequence([*A, 1])
+    assert cache.kv.admit(own, 0)
+    assert own.num_cached_tokens == 12
+    cache.end(own)
+    cache.end(running)
+    assert cache.kv.admit(waiting, 0)
+    assert cache.num_cached(A) == 12
+
+
+def test_who_waits_for_pinned_pages_gets_them_when_the_pin_or_the_last_request_ends() -> None:
+    for how in ("expired", "unpinned", "alone"):
+        cache = Cache()
+        cache.serve(A, KVHints(session_id="a", pin_ttl_s=10.0))
+        running = cache.start([7] * 8)
+        waiting = cache.sequence([8] * 24)
+        assert not cache.kv.admit(waiting, 0)
+        if how == "expired":
+            cache.now_s = 10.0
+            cache.kv.poll()
+        elif how == "unpinned":
+            cache.hint(HintAction.PIN, [running], session_id="a", ttl_s=0)
+        else:
+            cache.end(running)
+        assert cache.kv.admit(waiting, 0)
+        cache.kv.check([waiting] if how == "alone" else [running, waiting])
+
+
+def test_a_running_sequence_grows_into_pinned_pages() -> None:
+    cache = Cache()
+    cache.serve(A, KVHints(session_id="a", pin_ttl_s=10.0))
+    running = cache.start([7] * 8)
+    assert cache.kv.grow(running, 32) is not None
     assert cache.num_cached(A) == 0
 
 

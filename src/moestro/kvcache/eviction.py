@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from moestro.kvcache.run import Run
+from moestro.kvcache.tier_policy import PINNED_PRIORITY
 
 
 class EvictionOrder:
@@ -21,6 +22,8 @@ class EvictionOrder:
         self._pins: dict[Run, int] = {}
         self.num_pages = 0
         """Pages that could be evicted now."""
+        self.num_kept_pages = 0
+        """Those of them that a client has asked to keep."""
 
     def __contains__(self, run: Run) -> bool:
         level = self._levels.get(run.priority)
@@ -43,7 +46,7 @@ class EvictionOrder:
         if oldest:
             level.move_to_end(run, last=False)
         if run not in self._pins:
-            self.num_pages += run.num_pages
+            self._count(run, run.num_pages)
 
     def discard(self, run: Run) -> None:
         """`run` is held again or gone; nothing happens if it was not in the order."""
@@ -52,7 +55,7 @@ class EvictionOrder:
             return
         del level[run]
         if run not in self._pins:
-            self.num_pages -= run.num_pages
+            self._count(run, -run.num_pages)
         if not level:
             del self._levels[run.priority]
             self._priorities.remove(run.priority)
@@ -65,7 +68,7 @@ class EvictionOrder:
     def grow(self, run: Run, num_pages: int) -> None:
         """`run` of the order is to become longer, or shorter (negative), by so many pages."""
         if run in self and run not in self._pins:
-            self.num_pages += num_pages
+            self._count(run, num_pages)
 
     def divide(self, run: Run, upper: Run, oldest: bool) -> None:
         """`upper` (new) takes over the first pages of `run`, which is shorter by them already."""
@@ -75,7 +78,7 @@ class EvictionOrder:
         if run not in self:
             return
         if not pins:
-            self.num_pages -= upper.num_pages
+            self._count(run, -upper.num_pages)
         self.add(upper, oldest)
 
     def pin(self, run: Run) -> None:
@@ -83,7 +86,7 @@ class EvictionOrder:
         pins = self._pins.get(run, 0)
         self._pins[run] = pins + 1
         if not pins and run in self:
-            self.num_pages -= run.num_pages
+            self._count(run, -run.num_pages)
 
     def unpin(self, run: Run) -> None:
         """Take one pin back; KeyError if there is none."""
@@ -93,7 +96,7 @@ class EvictionOrder:
             return
         del self._pins[run]
         if run in self:
-            self.num_pages += run.num_pages
+            self._count(run, run.num_pages)
 
     def is_pinned(self, run: Run) -> bool:
         return run in self._pins
@@ -109,4 +112,13 @@ class EvictionOrder:
         """Raise AssertionError if the counter is wrong. Costs O(runs)."""
         total = sum(run.num_pages for run in self if run not in self._pins)
         assert total == self.num_pages, f"{self.num_pages} pages evictable, counted {total}"
+        kept = (run for run in self if run.priority == PINNED_PRIORITY)
+        total = sum(run.num_pages for run in kept if run not in self._pins)
+        assert total == self.num_kept_pages, f"{self.num_kept_pages} pages kept, counted {total}"
         assert min(self._pins.values(), default=1) > 0, "a pin of nothing"
+
+    def _count(self, run: Run, num_pages: int) -> None:
+        """So many more pages of `run` can be evicted."""
+        self.num_pages += num_pages
+        if run.priority == PINNED_PRIORITY:
+            self.num_kept_pages += num_pages

@@ -73,10 +73,12 @@ class HintDesk:
             return self.sessions.count(HintAction.PIN, self._pin(key, packed, hints.pin_ttl_s))
         return self._answer(packed, sum(n for _, n in self._match(salt, packed)))
 
-    def poll(self) -> None:
-        """Let go of pins whose time is over."""
-        for key in self.sessions.expired(self._clock()):
+    def poll(self) -> bool:
+        """Let go of pins whose time is over; whether there were any."""
+        expired = self.sessions.expired(self._clock())
+        for key in expired:
             self._unpin(key)
+        return bool(expired)
 
     def prefetched(self, prefetch_id: int) -> None:
         """A prefetch has come to its end: keep it pinned as asked for."""

@@ -23,7 +23,7 @@ from moestro.kvcache.lower_tiers import LowerTiers
 from moestro.kvcache.prefix_index import PrefixIndex
 from moestro.kvcache.run import Run
 from moestro.kvcache.stats import collect_stats
-from moestro.kvcache.tier_policy import TierConfig
+from moestro.kvcache.tier_policy import PINNED_PRIORITY, TierConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,9 @@ class KVCacheManager:
     def pages_short(self, seq: Sequence, headroom: int, use_cache: bool = True) -> int:
         """How many pages are missing to admit `seq`; 0 when it fits.
 
-        `headroom` pages must stay available beside its own. A refusal is remembered until some
-        sequence releases pages, so asking again costs O(1).
+        `headroom` pages must stay available beside its own. Pinned pages are available only while
+        no sequence runs: so a pin outlives what comes later, and nobody waits for it for ever. A
+        refusal is remembered until some sequence releases pages, so asking again costs O(1).
         """
         asked = (seq.seq_id, headroom, self._num_releases)
         if asked == self._refused:
@@ -202,6 +203,7 @@ class KVCacheManager:
         if not self.enable_prefix_caching:
             num_tokens = len(request.token_ids or ())
             return HintAnswer(clipped=num_tokens, refused=HintRefusal.CACHING_OFF)
+        self._num_releases += 1  # what it lets go of may admit who waits
         return self._desk.hint(request)
 
     def explain(
@@ -236,8 +238,7 @@ class KVCacheManager:
     def poll(self) -> list[int]:
         """Take in what finished moves, start new ones; seq_ids whose wait is over. Once a step."""
         ready, has_news = self._below.poll()
-        self._num_releases += has_news
-        self._desk.poll()
+        self._num_releases += has_news + self._desk.poll()
         for prefetch_id in [seq_id for seq_id in ready if seq_id < 0]:
             self._desk.prefetched(prefetch_id)
             ready.remove(prefetch_id)
@@ -305,14 +306,18 @@ class KVCacheManager:
 
     def _shortage(self, seq: Sequence, path: list[tuple[Run, int]], headroom: int) -> int:
         wanted = self._num_pages_for(len(seq.token_ids))
-        num_idle = 0
+        order = self._index.device
+        available = self.num_available_pages
+        if self._tails:
+            available -= order.num_kept_pages
         for run, num_equal in path:
             if not run.pages:
                 continue
             wanted -= num_equal
-            if self._index.device.is_evictable(run):
-                num_idle += num_equal
-        short = max(0, wanted + headroom - (self.num_available_pages - num_idle))
+            is_kept = self._tails and run.priority == PINNED_PRIORITY
+            if order.is_evictable(run) and not is_kept:
+                available -= num_equal
+        short = max(0, wanted + headroom - available)
         if short:
             self._refused = (seq.seq_id, headroom, self._num_releases)
             self._refused_short = short

@@ -67,9 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--pin-ttl",
         type=float,
-        default=120.0,
+        default=600.0,
         metavar="S",
-        help="with --hints: how long a pin lasts (default: 120)",
+        help="with --hints: how long a pin lasts (default: 600)",
     )
     _add_tiers(parser)
     add_common_flags(parser, json_help="print the result as one JSON object")
