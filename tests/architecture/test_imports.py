@@ -19,7 +19,7 @@ ONLY_IN = {
     "fastapi": ("server/",),
     "starlette": ("server/",),
     "uvicorn": ("server/",),
-    "ctypes": ("backends/cpu/", "kvstore/readahead.py"),
+    "ctypes": ("backends/cpu/", "kvstore/data_file.py"),
     "lmdb": ("kvstore/",),
     "redis": ("kvstore/",),
     "mooncake": ("kvstore/",),

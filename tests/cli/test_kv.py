@@ -67,7 +67,10 @@ def spoil(url: str, number: int) -> None:
     (value,) = backend.get_many([ONE + key(number)], Deadline(10))
     assert value is not None
     backend.delete([ONE + key(number)], Deadline(10))
-    backend.put_many([(ONE + key(number), bytes(value[:-1]) + b"x")], Deadline(10))
+    backend.put_many(
+        [(ONE + key(number), value._replace(payload=bytes(value.payload)[:-1] + b"x"))],
+        Deadline(10),
+    )
     backend.close()
 
 

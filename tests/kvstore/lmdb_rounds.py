@@ -39,8 +39,8 @@ def key(i: int) -> bytes:
     return DIGEST + i.to_bytes(16, "big")
 
 
-def value(i: int) -> memoryview:
-    return codec.encode(DIGEST, key(i)[16:], page(i))
+def value(i: int) -> codec.Value:
+    return codec.seal(DIGEST, key(i)[16:], page(i))
 
 
 def open_store(folder: Path, number: int = 0) -> LmdbStore:
@@ -85,7 +85,7 @@ def check_all(folder: Path) -> Counter[str]:
         number = int.from_bytes(name[16:], "big")
         try:
             assert stored is not None
-            payload = codec.decode(stored, DIGEST, name[16:])
+            payload = codec.unseal(stored, DIGEST, name[16:])
         except codec.CorruptValueError:
             seen["corrupt"] += 1
         else:

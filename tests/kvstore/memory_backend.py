@@ -4,9 +4,9 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from moestro.core.page_store import Payload, StoreError
+from moestro.core.page_store import StoreError
 from moestro.kvstore.backend import Deadline, Namespace
-from moestro.kvstore.codec import DIGEST_BYTES
+from moestro.kvstore.codec import DIGEST_BYTES, Value, join, split
 
 
 class MemoryBackend:
@@ -24,6 +24,7 @@ class MemoryBackend:
         self.num_closed = 0
 
     capacity_bytes = 0
+    num_evicted = 0
 
     def _enter(self, name: str, held: bool) -> None:
         self.calls.append(name)
@@ -32,16 +33,17 @@ class MemoryBackend:
         if self.errors:
             raise self.errors.pop(0)
 
-    def get_many(self, keys: Sequence[bytes], deadline: Deadline) -> list[Payload | None]:
+    def get_many(self, keys: Sequence[bytes], deadline: Deadline) -> list[Value | None]:
         self._enter("get", self.hold_reads)
-        return [self.values.get(key) for key in keys]
+        found = [self.values.get(key) for key in keys]
+        return [None if blob is None else split(blob) for blob in found]
 
-    def put_many(self, values: Sequence[tuple[bytes, Payload]], deadline: Deadline) -> int:
+    def put_many(self, values: Sequence[tuple[bytes, Value]], deadline: Deadline) -> int:
         self._enter("put", self.hold_writes)
         for i, (key, value) in enumerate(values):
             if key not in self.values and len(self.values) >= self.max_pages:
                 return i
-            self.values.setdefault(key, bytes(value))
+            self.values.setdefault(key, join(value))
         return len(values)
 
     def exists_many(self, keys: Sequence[bytes], deadline: Deadline) -> list[bool]:

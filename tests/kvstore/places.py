@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.kvstore.memory_backend import MemoryBackend
 
 from moestro.kvstore.backend import BlockingStore, Deadline
+from moestro.kvstore.codec import join, split
 from moestro.kvstore.opening import open_backend
 from moestro.kvstore.threaded import ThreadedStore
 
@@ -48,10 +49,10 @@ class Place:
         with self.raw() as backend:
             (value,) = backend.get_many([key], Deadline(TIMEOUT_S))
             assert value is not None
-            changed = bytearray(value)
+            changed = bytearray(join(value))
             change(changed)
             assert backend.delete([key], Deadline(TIMEOUT_S)) == 1
-            assert backend.put_many([(key, bytes(changed))], Deadline(TIMEOUT_S)) == 1
+            assert backend.put_many([(key, split(changed))], Deadline(TIMEOUT_S)) == 1
 
     def close(self) -> None:
         for store in self._opened:

@@ -5,73 +5,92 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moestro.kvstore.codec import (
-    CHECKSUM_BYTES,
-    HEADER_BYTES,
-    OVERHEAD_BYTES,
+    SEAL_BYTES,
     Check,
     CorruptValueError,
-    decode,
-    encode,
+    Value,
+    checksum_of,
+    join,
+    seal,
+    split,
+    unseal,
 )
 
 DIGEST, HASH = b"d" * 16, b"h" * 16
 
 
-def failed_check(value: bytes, digest: bytes = DIGEST, page_hash: bytes = HASH) -> Check:
+def failed_check(blob: bytes, digest: bytes = DIGEST, page_hash: bytes = HASH) -> Check:
     with pytest.raises(CorruptValueError) as caught:
-        decode(value, digest, page_hash)
+        unseal(split(blob), digest, page_hash)
     return caught.value.check
 
 
 @given(st.binary(max_size=300))
 def test_what_was_written_comes_back(payload: bytes) -> None:
-    value = encode(DIGEST, HASH, payload)
-    assert len(value) == len(payload) + OVERHEAD_BYTES
-    assert decode(value, DIGEST, HASH) == payload
-    assert decode(bytes(value), DIGEST, HASH) == payload
+    value = seal(DIGEST, HASH, payload)
+    assert value.num_bytes == len(join(value)) == len(payload) + SEAL_BYTES
+    assert unseal(value, DIGEST, HASH) == payload
+    assert unseal(split(join(value)), DIGEST, HASH) == payload
 
 
 def test_the_bytes_on_the_disk_are_the_ones_documented() -> None:
-    value = bytes(encode(bytes(range(16)), bytes(range(16, 32)), b"page"))
-    assert value[:48].hex() == ("4d6f4b5601000000" + bytes(range(32)).hex() + "0400000000000000")
-    assert value[48:52] == b"page"
-    assert value[52:].hex() == "b5d135671851f6a9d4ef2548afef91b0"
+    value = seal(bytes(range(16)), bytes(range(16, 32)), b"page")
+    header = "4d6f4b5602000000" + bytes(range(32)).hex() + "0400000000000000"
+    assert value.seal[:48].hex() == header
+    assert value.seal[48:].hex() == "7169984d98a6bd93772ae26858476401"
+    assert join(value) == value.seal + b"page"
 
 
-def test_a_payload_is_not_copied_on_reading() -> None:
-    value = bytearray(encode(DIGEST, HASH, b"page"))
-    payload = decode(value, DIGEST, HASH)
-    value[HEADER_BYTES] = ord("P")
-    assert payload == b"Page"
+def test_a_payload_is_not_copied() -> None:
+    payload = bytearray(b"page")
+    value = seal(DIGEST, HASH, payload)
+    read = unseal(value, DIGEST, HASH)
+    payload[0] = ord("P")
+    assert read == b"Page"
     with pytest.raises(TypeError):
-        payload[0] = 1
+        read[0] = 1
+
+
+def test_a_payload_that_changes_after_it_was_sealed_is_corrupt() -> None:
+    payload = bytearray(b"page")
+    value = seal(DIGEST, HASH, payload)
+    payload[0] = ord("P")
+    assert failed_check(join(value)) is Check.CHECKSUM
+
+
+def test_a_checksum_taken_on_the_way_is_the_one_compared() -> None:
+    value = seal(DIGEST, HASH, b"page")
+    good = checksum_of(value.seal, memoryview(b"page"))
+    assert unseal(Value(value.seal, b"page", good), DIGEST, HASH) == b"page"
+    with pytest.raises(CorruptValueError) as caught:
+        unseal(Value(value.seal, b"page", bytes(16)), DIGEST, HASH)
+    assert caught.value.check is Check.CHECKSUM
 
 
 @pytest.mark.parametrize("payload", [b"", b"x", bytes(5000)])
 def test_every_flipped_bit_is_seen(payload: bytes) -> None:
-    value = encode(DIGEST, HASH, payload)
-    step = 1 if len(value) < 200 else 97
-    for bit in range(0, 8 * len(value), step):
-        broken = bytearray(value)
+    blob = join(seal(DIGEST, HASH, payload))
+    step = 1 if len(blob) < 200 else 97
+    for bit in range(0, 8 * len(blob), step):
+        broken = bytearray(blob)
         broken[bit // 8] ^= 1 << bit % 8
         failed_check(broken)
 
 
 def test_the_message_names_the_check() -> None:
-    value = bytes(encode(DIGEST, HASH, b"page"))
+    blob = join(seal(DIGEST, HASH, b"page"))
     assert failed_check(b"") is Check.SHORT
-    assert failed_check(value[: OVERHEAD_BYTES - 1]) is Check.SHORT
-    assert failed_check(b"X" + value[1:]) is Check.MAGIC
-    assert failed_check(value[:4] + b"\2" + value[5:]) is Check.VERSION
-    assert failed_check(value[:-1]) is Check.LENGTH
-    assert failed_check(value + b"x") is Check.LENGTH
-    assert failed_check(value[:HEADER_BYTES] + b"PAGE" + value[-CHECKSUM_BYTES:]) is Check.CHECKSUM
-    assert failed_check(value, digest=b"e" * 16) is Check.DIGEST
-    assert failed_check(value, page_hash=b"i" * 16) is Check.HASH
+    assert failed_check(blob[: SEAL_BYTES - 1]) is Check.SHORT
+    assert failed_check(b"X" + blob[1:]) is Check.MAGIC
+    assert failed_check(blob[:4] + b"\1" + blob[5:]) is Check.VERSION
+    assert failed_check(blob[:-1]) is Check.LENGTH
+    assert failed_check(blob + b"x") is Check.LENGTH
+    assert failed_check(blob[:SEAL_BYTES] + b"PAGE") is Check.CHECKSUM
+    assert failed_check(blob, digest=b"e" * 16) is Check.DIGEST
+    assert failed_check(blob, page_hash=b"i" * 16) is Check.HASH
     assert str(CorruptValueError(Check.HASH)) == "a stored page is corrupt: page hash"
 
 
 def test_writable_and_shaped_payloads() -> None:
     payload = memoryview(bytearray(range(24))).cast("B", (4, 6))
-    value = encode(DIGEST, HASH, payload)
-    assert decode(value, DIGEST, HASH) == bytes(range(24))
+    assert unseal(seal(DIGEST, HASH, payload), DIGEST, HASH) == bytes(range(24))

@@ -160,7 +160,7 @@ def test_a_corrupt_page_is_told_once_counted_and_then_gone(place: Place, where: 
         elif where == "nothing left":
             value.clear()
         else:
-            value[{"header": 30, "payload": 1000, "checksum": -3}[where]] ^= 16
+            value[{"header": 30, "payload": 1000, "checksum": 55}[where]] ^= 16
 
     place.spoil(DIGEST + key(1), spoil)
     assert store.get_many([key(1), key(2)]).result() == [MoveFailure.CORRUPT, page(2)]

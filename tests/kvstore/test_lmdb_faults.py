@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import lmdb
@@ -49,6 +49,14 @@ def key(i: int) -> bytes:
 
 def page(i: int) -> bytes:
     return random.Random(i).randbytes(50_000)
+
+
+def value(i: int) -> codec.Value:
+    return codec.seal(DIGEST, key(i)[16:], page(i))
+
+
+def payloads(found: Sequence[codec.Value | None]) -> list[object]:
+    return [None if one is None else one.payload for one in found]
 
 
 def filled(folder: Path, num: int = 10) -> None:
@@ -98,8 +106,10 @@ def test_every_flipped_bit_of_a_page_is_a_counted_miss(tmp_path: Path, rounds: i
     keys = [key(i)[16:] for i in range(num_pages)]
     for _ in range(rounds):
         target = chance.randrange(num_pages)
-        begin = data.index(bytes(codec.encode(DIGEST, keys[target], page(target))))
-        at = begin + chance.randrange(len(page(target)) + codec.OVERHEAD_BYTES)
+        value = codec.seal(DIGEST, keys[target], page(target))
+        part = value.seal if chance.randrange(4) == 0 else page(target)
+        assert data.count(part) == 1
+        at = data.index(part) + chance.randrange(len(part))
         flipped = bytearray(data)
         flipped[at] ^= 1 << chance.randrange(8)
         (tmp_path / "data.mdb").write_bytes(flipped)
@@ -144,8 +154,8 @@ def test_an_empty_file_is_a_new_store(tmp_path: Path) -> None:
 def test_another_version_of_the_format(tmp_path: Path) -> None:
     filled(tmp_path)
     with lmdb.open(str(tmp_path), max_dbs=8) as env, env.begin(write=True) as txn:
-        txn.put(b"format", b"moestro kv 2", db=env.open_db(b"meta", txn=txn))
-    assert "moestro kv 2" in str(refusal(tmp_path))
+        txn.put(b"format", b"moestro kv 1", db=env.open_db(b"meta", txn=txn))
+    assert "moestro kv 1" in str(refusal(tmp_path))
 
 
 def test_another_version_of_lmdb(tmp_path: Path) -> None:
@@ -195,16 +205,16 @@ def test_a_full_disk(tmp_path: Path) -> None:
         outcomes = []
         for i in range(100):
             try:
-                outcomes.append(store.put_many([(key(i), page(i))], soon()))
+                outcomes.append(store.put_many([(key(i), value(i))], soon()))
             except StoreError as error:
                 outcomes.append(error.failure)
         assert set(outcomes) <= {1, MoveFailure.FULL}
         assert outcomes[:20] == [1] * 20
-        (last,) = store.get_many([key(19)], soon())
-        there = store.get_many([key(i) for i in range(100)], soon())
+        (last,) = payloads(store.get_many([key(19)], soon()))
+        there = payloads(store.get_many([key(i) for i in range(100)], soon()))
         assert last == page(19) or outcomes.count(1) > 20
-        assert all(value in (None, page(i)) for i, value in enumerate(there))
-        assert sum(value is not None for value in there) > 10
+        assert all(one in (None, page(i)) for i, one in enumerate(there))
+        assert sum(one is not None for one in there) > 10
         store.close()
         LmdbStore(tmp_path / "disk" / "kv", 64 * 2**20, "batch", soon()).close()
 
@@ -214,18 +224,19 @@ import resource, sys
 from pathlib import Path
 from moestro.core.page_store import StoreError
 from moestro.kvstore.backend import Deadline
+from moestro.kvstore.codec import Value
 from moestro.kvstore.lmdb_store import LmdbStore
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
 store = LmdbStore(Path(sys.argv[1]), 2**26, "always", Deadline(10))
 outcomes = []
 for i in range(60):
     try:
-        value = bytes([i]) * 50000
+        value = Value(bytes(64), bytes([i]) * 50000)
         outcomes.append(store.put_many([(bytes(31) + bytes([i]), value)], Deadline(10)))
     except StoreError as error:
         outcomes.append(str(error.failure))
 found = store.get_many([bytes(31) + bytes([i]) for i in range(60)], Deadline(10))
-assert all(v is None or v == bytes([i]) * 50000 for i, v in enumerate(found))
+assert all(v is None or v.payload == bytes([i]) * 50000 for i, v in enumerate(found))
 assert sum(v is not None for v in found) > 5
 assert outcomes[:10] == [1] * 10 and set(outcomes) <= {1, "full"}, outcomes
 print("survived")
@@ -317,11 +328,11 @@ def test_a_stopped_reader_keeps_its_pages_and_nothing_grows(tmp_path: Path) -> N
         outcomes = []
         for i in range(100, 140):
             try:
-                outcomes.append(store.put_many([(key(i), page(i))], soon()))
+                outcomes.append(store.put_many([(key(i), value(i))], soon()))
             except StoreError as error:
                 outcomes.append(error.failure)
         assert outcomes[-1] is MoveFailure.FULL
         assert (tmp_path / "data.mdb").stat().st_size <= CAPACITY
     store.maintain()  # the dead reader is cleared
-    assert store.put_many([(key(i), page(i)) for i in range(200, 210)], soon()) == 10
+    assert store.put_many([(key(i), value(i)) for i in range(200, 210)], soon()) == 10
     store.close()

@@ -10,8 +10,9 @@ import pytest
 
 from moestro.core.page_moves import MoveFailure
 from moestro.core.page_store import StoreError
-from moestro.kvstore import lmdb_environment, lmdb_store
+from moestro.kvstore import data_file, lmdb_environment, lmdb_store
 from moestro.kvstore.backend import Deadline
+from moestro.kvstore.codec import Value, seal
 from moestro.kvstore.lmdb_store import HIGH_WATER, LmdbStore
 
 MIB = 2**20
@@ -38,8 +39,13 @@ def key(i: int, digest: bytes = bytes(16)) -> bytes:
     return digest + i.to_bytes(16, "big")
 
 
+def value(payload: bytes) -> Value:
+    """Under any key: a backend doesn't look at seals."""
+    return seal(bytes(16), bytes(16), payload)
+
+
 def put(store: LmdbStore, numbers: range, size: int = 100_000) -> int:
-    return store.put_many([(key(i), os.urandom(size)) for i in numbers], soon())
+    return store.put_many([(key(i), value(os.urandom(size))) for i in numbers], soon())
 
 
 def there(store: LmdbStore, numbers: range) -> list[int]:
@@ -111,14 +117,14 @@ def test_uses_survive_a_restart_and_no_clock_is_asked(
 def test_a_page_that_can_never_fit_is_refused_and_evicts_nothing(store: LmdbStore) -> None:
     put(store, range(10))
     assert put(store, range(10, 11), CAPACITY) == 0
-    values = [(key(11), b"small"), (key(12), bytes(CAPACITY)), (key(13), b"small")]
+    values = [(key(11), value(b"small")), (key(12), value(bytes(CAPACITY))), (key(13), value(b""))]
     assert store.put_many(values, soon()) == 1
     assert there(store, range(20)) == [*range(10), 11]
 
 
 def test_a_put_that_comes_too_late_leaves_nothing(store: LmdbStore) -> None:
     with pytest.raises(StoreError) as caught:
-        store.put_many([(key(1), b"page")], Deadline(0))
+        store.put_many([(key(1), value(b"page"))], Deadline(0))
     assert caught.value.failure is MoveFailure.TIMEOUT
     assert there(store, range(3)) == []
     assert store.totals() == (0, 0)
@@ -126,10 +132,10 @@ def test_a_put_that_comes_too_late_leaves_nothing(store: LmdbStore) -> None:
 
 def test_totals_by_namespace(store: LmdbStore) -> None:
     one, two = b"1" * 16, b"2" * 16
-    store.put_many([(key(i, one), bytes(5000)) for i in range(3)], soon())
-    store.put_many([(key(1, two), bytes(10))], soon())
+    store.put_many([(key(i, one), value(bytes(5000))) for i in range(3)], soon())
+    store.put_many([(key(1, two), value(bytes(10)))], soon())
     assert {(n.digest, n.num_pages, n.num_bytes) for n in store.namespaces()} == {
-        (one, 3, 15000), (two, 1, 10),
+        (one, 3, 15000 + 3 * 64), (two, 1, 10 + 64),
     }  # fmt: skip
     store.delete([key(1, two)], soon())
     assert [n.digest for n in store.namespaces()] == [one]
@@ -141,8 +147,8 @@ def test_scanning_more_than_one_read_of_keys(
     store: LmdbStore, monkeypatch: pytest.MonkeyPatch, num: int
 ) -> None:
     monkeypatch.setattr(lmdb_store, "SCAN_KEYS", 100)
-    store.put_many([(key(i), b"") for i in range(num)], soon())
-    store.put_many([(key(1, b"2" * 16), b"")], soon())
+    store.put_many([(key(i), value(b"")) for i in range(num)], soon())
+    store.put_many([(key(1, b"2" * 16), value(b""))], soon())
     assert list(store.scan(bytes(16))) == [key(i) for i in range(num)]
     assert len(list(store.scan(b""))) == num + 1
 
@@ -213,13 +219,16 @@ OTHER_PROCESS = """
 import sys
 from pathlib import Path
 from moestro.kvstore.backend import Deadline
+from moestro.kvstore.codec import Value, seal
+from moestro.kvstore.codec import Value
 from moestro.kvstore.lmdb_store import LmdbStore
 store = LmdbStore(Path(sys.argv[1]), int(sys.argv[2]), "batch", Deadline(10))
 print("open", flush=True)
 for line in sys.stdin:
     first, last, size = map(int, line.split())
-    values = [(bytes(16) + i.to_bytes(16, "big"), bytes(size)) for i in range(first, last)]
-    print(store.put_many(values, Deadline(10)), flush=True)
+    keys = [bytes(16) + i.to_bytes(16, "big") for i in range(first, last)]
+    values = [Value(bytes(64), bytes(size))] * len(keys)
+    print(store.put_many(list(zip(keys, values)), Deadline(10)), flush=True)
 store.close()
 """
 
@@ -254,3 +263,109 @@ def test_another_process_with_a_larger_budget(store: LmdbStore, folder: Path) ->
         other.communicate()
     assert store.compact(soon())
     assert there(store, range(20, 22)) == [20, 21]
+
+
+def test_what_is_evicted_is_counted(store: LmdbStore) -> None:
+    put(store, range(20))
+    assert store.num_evicted == 0
+    put(store, range(20, 60))
+    assert store.num_evicted == 60 - len(there(store, range(60))) > 0
+
+
+def test_payloads_of_all_sizes_before_and_after_compaction(store: LmdbStore) -> None:
+    """Small ones share a file page, large ones are read from where they were written."""
+    values = {key(i): value(os.urandom(size)) for i, size in enumerate(
+        (0, 1, 1000, 2030, 2040, 4079, 4080, 4095, 4096, 4097, 8176, 70_000, 600_000)
+    )}  # fmt: skip
+    store.put_many(list(values.items()), soon())
+    put(store, range(100, 110))
+    store.delete([key(i) for i in range(100, 110)], soon())
+    for _ in range(2):
+        found = store.get_many(list(values), soon())
+        assert [v and (v.seal, bytes(v.payload)) for v in found] == [
+            (v.seal, v.payload) for v in values.values()
+        ]
+        assert store.compact(soon())
+        put(store, range(200, 202), 500_000)
+
+
+def test_memory_that_was_read_into_is_not_lent_while_it_is_looked_at(store: LmdbStore) -> None:
+    values = [(key(i), value(bytes([i]) * 50_000)) for i in range(20)]
+    store.put_many(values, soon())
+    kept = [store.get_many([key(i)], soon()) for i in range(10)]
+    for i in range(10, 20):
+        store.get_many([key(i)], soon())
+    assert [bytes(v.payload) for (v,) in kept if v] == [v.payload for _, v in values[:10]]
+
+
+def test_the_walk_at_opening_leaves_no_holes_in_the_systems_cache(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LmdbStore(folder, 64 * MIB, "always", soon())
+    put(store, range(20), MIB)
+    store.close()
+    data = folder / "data.mdb"
+    cached: list[int] = []
+    verify = lmdb_environment.structure.verify
+
+    def walk(path: str) -> list[str]:
+        problems: list[str] = verify(path)
+        cached.append(num_cached(data))
+        return problems
+
+    monkeypatch.setattr(lmdb_environment.structure, "verify", walk)
+    with data.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if num_cached(data):
+        pytest.skip("this file system keeps its files in memory")
+    with lmdb_environment.cache_left_alone(data):
+        walk(str(folder))
+    assert cached[0] > 20
+    assert num_cached(data) == 0
+    data.read_bytes()
+    before = num_cached(data)
+    with lmdb_environment.cache_left_alone(data):
+        walk(str(folder))
+    assert num_cached(data) == before > 5000
+
+
+def num_cached(path: Path) -> int:
+    with path.open("rb") as file:
+        return int(data_file._cached(file.fileno()).sum())
+
+
+FORKED = """
+import os, sys
+from pathlib import Path
+from moestro.core.page_store import StoreError
+from moestro.kvstore.backend import Deadline
+from moestro.kvstore.codec import Value
+from moestro.kvstore.lmdb_store import LmdbStore
+def opened():
+    return LmdbStore(Path(sys.argv[1]), 2**24, "batch", Deadline(10))
+store = opened()
+one, two = (bytes(31) + bytes([i]) for i in range(2))
+store.put_many([(one, Value(bytes(64), b"one"))], Deadline(10))
+if os.fork() == 0:
+    try:
+        store.get_many([one], Deadline(10))
+    except StoreError as error:
+        assert "open it again" in str(error), error
+    else:
+        os._exit(1)
+    own = opened()
+    assert own.get_many([one], Deadline(10))[0].payload == b"one"
+    own.put_many([(two, Value(bytes(64), b"two"))], Deadline(10))
+    own.close()
+    store.close()
+    os._exit(0)
+assert os.wait()[1] == 0
+assert store.get_many([two], Deadline(10))[0].payload == b"two"
+print("both")
+"""
+
+
+def test_a_forked_child_opens_its_own(folder: Path) -> None:
+    program = [sys.executable, "-c", FORKED, str(folder)]
+    found = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert found.stdout == "both\n", found.stderr

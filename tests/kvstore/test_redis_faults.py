@@ -128,7 +128,7 @@ def test_a_page_of_somebody_else_is_corrupt(server: RedisServer, store: PageStor
     with redis.Redis(port=server.port) as client:
         (name,) = client.keys("*")
         client.set(name, b"something else")
-        client.set("moestro:kv:1:nonsense", b"x")
+        client.set("moestro:kv:2:nonsense", b"x")
         client.set("another application", b"x")
     assert store.get_many([KEY]).result(10) == [MoveFailure.CORRUPT]
     assert store.usage().num_quarantined == 1

@@ -23,13 +23,14 @@ class StoreError(MoestroError):
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
     """bytes_used and num_pages: None where the store can't tell. capacity_bytes 0: its server's
-    own limit. breaker: closed, open or half_open."""
+    own limit. breaker: closed, open or half_open. num_evicted: pages that went for others."""
 
     bytes_used: int | None
     num_pages: int | None
     capacity_bytes: int
     breaker: str
     num_quarantined: int = 0
+    num_evicted: int = 0
 
 
 class PageStore(Protocol):

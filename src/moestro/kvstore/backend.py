@@ -11,8 +11,8 @@ from itertools import islice
 from typing import Protocol, TypeVar
 
 from moestro.core.page_moves import MoveFailure
-from moestro.core.page_store import Payload, StoreError
-from moestro.kvstore.codec import DIGEST_BYTES, HASH_BYTES
+from moestro.core.page_store import StoreError
+from moestro.kvstore.codec import DIGEST_BYTES, HASH_BYTES, Value
 
 T = TypeVar("T")
 
@@ -25,6 +25,10 @@ class Deadline:
 
     def __init__(self, timeout_s: float) -> None:
         self._at = time.monotonic() + timeout_s
+
+    def end(self) -> None:
+        """Let it have passed: the answer was given by somebody else. For any thread."""
+        self._at = 0.0
 
     @property
     def remaining_s(self) -> float:
@@ -57,10 +61,10 @@ class BlockingStore(Protocol):
     def capacity_bytes(self) -> int:
         """Budget; 0 where the server has its own."""
 
-    def get_many(self, keys: Sequence[bytes], deadline: Deadline) -> list[Payload | None]:
+    def get_many(self, keys: Sequence[bytes], deadline: Deadline) -> list[Value | None]:
         """Whole values that the caller owns, or None; a use of each that is there."""
 
-    def put_many(self, values: Sequence[tuple[bytes, Payload]], deadline: Deadline) -> int:
+    def put_many(self, values: Sequence[tuple[bytes, Value]], deadline: Deadline) -> int:
         """Each value whole or not at all; how many are now there, counted from the front. What
         is there already is not written again. Fewer than given: no room for the next one.
         """
@@ -75,6 +79,10 @@ class BlockingStore(Protocol):
 
     def namespaces(self) -> list[Namespace]:
         """What the store holds, by digest."""
+
+    @property
+    def num_evicted(self) -> int:
+        """Pages that had to go for others since this was made; 0 where the server decides."""
 
     def totals(self) -> tuple[int | None, int | None]:
         """Bytes in use and pages, as last seen; None where only the server knows. Never waits."""

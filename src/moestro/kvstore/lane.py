@@ -54,6 +54,9 @@ class _Job:
     def fail(self, error: StoreError) -> bool:
         future = self._take()
         if future is not None:
+            # Its payloads are the owner's again: the worker may still read them, but what it has
+            # read must not count.
+            self.deadline.end()
             future.set_exception(error)
         return future is not None
 

@@ -9,6 +9,8 @@ What LMDB leaves to its users, and why it is here:
 - It trusts its file: a damaged one can crash the reader. Its structure is walked before it is
   opened, while no other process writes. It is never opened with a writable map: a full disk would
   be a fatal signal, and a crash of the machine could tear it.
+- It must not be used, nor opened again, in a forked child while it holds its parent's: that is
+  let go of there.
 """
 
 import contextlib
@@ -28,10 +30,11 @@ from lmdb import verify as structure
 from moestro.core.page_moves import MoveFailure
 from moestro.core.page_store import StoreError
 from moestro.kvstore.backend import Deadline
+from moestro.kvstore.data_file import DataFile, cache_left_alone
 
 logger = logging.getLogger(__name__)
 
-FORMAT = b"moestro kv 1"
+FORMAT = b"moestro kv 2"
 TABLES = (b"pages", b"index", b"uses", b"totals", b"meta")
 DATA_FILE, LOCK_FILE = "data.mdb", "writer.lock"
 # EIO: LMDB's answer when the system took only a part of a write, as a full disk does first.
@@ -51,6 +54,8 @@ class LmdbEnvironment:
         self.folder = folder
         self.capacity_bytes = capacity_bytes
         self.sync = sync
+        self._pid = os.getpid()
+        self._file: DataFile | None = None
         self._readers = threading.Lock()
         self._writers = threading.Lock()
         with _translated(folder):
@@ -86,11 +91,13 @@ class LmdbEnvironment:
                 lib_version=0,
             )
             self.capacity_bytes = self.capacity_bytes or self._env.info()["map_size"]
+            self.page_bytes: int = self._env.stat()["psize"]
             try:
+                self._file = DataFile(data, self.page_bytes)
                 self._env.reader_check()
                 self._open_tables(is_new)
             except BaseException:
-                self._env.close()
+                self._close_data()
                 raise
 
     def _check_size(self, data: Path) -> None:
@@ -105,7 +112,8 @@ class LmdbEnvironment:
     def _check_structure(self) -> None:
         """Refuse what LMDB would crash on. Whoever comes second need not look again."""
         try:
-            problems = structure.verify(str(self.folder))
+            with cache_left_alone(self.folder / DATA_FILE):
+                problems = structure.verify(str(self.folder))
         except structure.VerifyError as error:
             problems = [str(error)]
         if problems:
@@ -154,23 +162,35 @@ class LmdbEnvironment:
 
     @contextlib.contextmanager
     def writing(self, deadline: Deadline) -> Iterator[Any]:
-        """A transaction: all of it, or after an exception nothing."""
+        """A transaction: all of it, or after an exception nothing. What it shows are views, of use
+        only until its next change."""
         with (
             self._held(self._writers, deadline),
             self._writer_lock(deadline),
             _translated(self.folder),
         ):
             try:
-                txn = self._env.begin(write=True)
+                txn = self._env.begin(write=True, buffers=True)
             except lmdb.MapResizedError:
                 with self._held(self._readers, deadline):
                     self._env.set_mapsize(0)
-                txn = self._env.begin(write=True)
+                txn = self._env.begin(write=True, buffers=True)
             with txn:
                 yield txn
 
+    @property
+    def file(self) -> DataFile:
+        """For large values, within `reading` or `writing`."""
+        assert self._file is not None
+        return self._file
+
     @contextlib.contextmanager
     def _held(self, lock: threading.Lock, deadline: Deadline) -> Iterator[None]:
+        if self._pid != os.getpid():
+            raise StoreError(
+                MoveFailure.UNAVAILABLE,
+                f"{self.folder} was opened before this process was forked: open it again",
+            )
         if not lock.acquire(timeout=deadline.remaining_s):
             raise StoreError(MoveFailure.TIMEOUT, f"{self.folder} is busy in this process")
         try:
@@ -214,11 +234,11 @@ class LmdbEnvironment:
             self._env.reader_check()
 
     def info(self) -> dict[str, int]:
-        """page_bytes, file_bytes, map_bytes."""
+        """file_bytes, map_bytes."""
         with _translated(self.folder):
-            page_bytes, info = self._env.stat()["psize"], self._env.info()
-        size = (info["last_pgno"] + 1) * page_bytes
-        return {"page_bytes": page_bytes, "file_bytes": size, "map_bytes": info["map_size"]}
+            info = self._env.info()
+        size = (info["last_pgno"] + 1) * self.page_bytes
+        return {"file_bytes": size, "map_bytes": info["map_size"]}
 
     def compact(self, deadline: Deadline) -> bool:
         """Rewrite the file without its free pages; False when another process has it open."""
@@ -235,20 +255,26 @@ class LmdbEnvironment:
                 old.unlink()
             fresh.mkdir(exist_ok=True)
             self._env.copy(str(fresh), compact=True)
-            self._env.close()
+            self._close_data()
             os.replace(fresh / DATA_FILE, self.folder / DATA_FILE)
             fresh.rmdir()
             self._open(is_alone=True)
             fcntl.lockf(self._lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, _USERS)
         return True
 
-    def _close(self) -> None:
+    def _close_data(self) -> None:
         with contextlib.suppress(lmdb.Error):
             self._env.close()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _close(self) -> None:
+        self._close_data()
         os.close(self._lock_fd)
 
 
-_open_environments: dict[tuple[int, int, int], tuple[LmdbEnvironment, int]] = {}
+_open_environments: dict[tuple[int, int], tuple[LmdbEnvironment, int]] = {}
 _opening = threading.Lock()
 
 
@@ -281,13 +307,24 @@ def release(env: LmdbEnvironment) -> None:
                     env._close()
 
 
-def _identity(folder: Path) -> tuple[int, int, int]:
-    """Of the folder in this process: a forked child has none of its parent's environments."""
+def _let_go_in_child() -> None:
+    """A forked child has none of its parent's environments, and may open its own."""
+    global _opening  # another thread of the parent may have held it
+    _opening = threading.Lock()
+    for env, _ in _open_environments.values():
+        env._close()
+    _open_environments.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+def _identity(folder: Path) -> tuple[int, int]:
     try:
         found = os.stat(folder)
     except OSError:
-        return (os.getpid(), -1, -1)  # not there yet
-    return (os.getpid(), found.st_dev, found.st_ino)
+        return (-1, -1)  # not there yet
+    return (found.st_dev, found.st_ino)
 
 
 @contextlib.contextmanager

@@ -1,15 +1,16 @@
 """Pages in an LMDB environment: the store that needs no server and survives restarts.
 
 Tables, all changed in the same transaction:
-    pages   key -> value                           a page, as codec.py lays it out
-    index   key -> use, value bytes                what eviction needs to know without reading it
+    pages   key -> payload
+    index   key -> use, payload bytes, place, layout, seal: all but the payload. place: its first
+            file page while the file's layout is that one (data_file.py), 0 if it has none
     uses    use (big-endian) -> key                least recently used first
-    totals  digest -> pages, value bytes, footprint bytes; "all" -> the same over all
-    meta    format; next_use, a counter that stands for time: clocks jump
+    totals  digest -> pages, payload bytes, footprint bytes; "all" -> the same over all
+    meta    format; layout; next_use, a counter that stands for time: clocks jump
 
-The footprint is what a value takes in the file: whole file pages. The file can't outgrow
+The footprint is what a payload takes in the file: whole file pages. The file can't outgrow
 capacity_bytes (the size of its map). Above the high water mark a put first evicts down to the low
-one; where free pages are too scattered for a value (or the disk is full), it evicts more and tries
+one; where free pages are too scattered for one (or the disk is full), it evicts more and tries
 again, and gives up after a few times.
 """
 
@@ -22,11 +23,12 @@ from typing import Any
 import numpy as np
 
 from moestro.core.page_moves import MoveFailure
-from moestro.core.page_store import Payload, StoreError
+from moestro.core.page_store import StoreError
 from moestro.kvstore import lmdb_environment
 from moestro.kvstore.backend import Deadline, Namespace
-from moestro.kvstore.codec import DIGEST_BYTES
-from moestro.kvstore.readahead import will_need
+from moestro.kvstore.blocks import Blocks
+from moestro.kvstore.codec import DIGEST_BYTES, SEAL_BYTES, Value, checksum_of
+from moestro.kvstore.data_file import PAGE_HEADER_BYTES
 
 MIN_CAPACITY_BYTES = 2**20
 HIGH_WATER, LOW_WATER = 0.85, 0.80
@@ -35,12 +37,10 @@ MAX_TOUCHED = 65536
 SCAN_KEYS = 1024
 UPKEEP_S = 1.0
 KEEP_BYTES = 2**25 - 2**16
-_INDEX = struct.Struct("<QQ")
+_INDEX = struct.Struct("<QQQQ")
 _USE = struct.Struct(">Q")
 _TOTALS = struct.Struct("<QQQ")
 _ALL = b"all"
-# In LMDB, a value that shares no leaf page starts behind a page header of 16 bytes.
-_VALUE_HEADER_BYTES = 16
 
 
 class LmdbStore:
@@ -53,10 +53,11 @@ class LmdbStore:
 
     def __init__(self, folder: Path, capacity_bytes: int, sync: str, deadline: Deadline) -> None:
         self._env = lmdb_environment.shared(folder, capacity_bytes, sync, deadline)
-        self._page_bytes = self._env.info()["page_bytes"]
+        self._blocks = Blocks()
         self._touched: dict[bytes, None] = {}
         self._touching = threading.Lock()
         self._is_dirty = False
+        self.num_evicted = 0
         _keep_freed_memory()
         try:
             with self._env.reading(deadline) as txn:
@@ -70,18 +71,38 @@ class LmdbStore:
         """See BlockingStore."""
         return self._env.capacity_bytes
 
-    def get_many(self, keys: Sequence[bytes], deadline: Deadline) -> list[Payload | None]:
+    def get_many(self, keys: Sequence[bytes], deadline: Deadline) -> list[Value | None]:
         """See BlockingStore."""
-        found: list[Payload | None] = []
+        found: list[Value | None] = []
         with self._env.reading(deadline) as txn:
-            views = [txn.get(key, db=self._env.tables[b"pages"]) for key in keys]
-            will_need(view for view in views if view is not None)
-            block = _Block(sum(view.nbytes for view in views if view is not None))
-            for view in views:
-                found.append(None if view is None else block.copy(view))
+            records = [txn.get(key, db=self._env.tables[b"index"]) for key in keys]
+            layout = self._layout(txn)
+            sizes = [0 if record is None else _INDEX.unpack_from(record)[1] for record in records]
+            free = self._blocks.lend(sum(sizes))
+            for key, record, size in zip(keys, records, sizes, strict=True):
+                out, free = free[:size], free[size:]
+                found.append(record and self._read(txn, key, record, layout, out))
                 deadline.check()
         self._touch([key for key, value in zip(keys, found, strict=True) if value is not None])
         return found
+
+    def _read(
+        self, txn: Any, key: bytes, record: memoryview, layout: int, out: memoryview
+    ) -> Value | None:
+        """The page with this record, its payload in `out`; None when there is none."""
+        _, size, place, of_layout = _INDEX.unpack_from(record)
+        seal = bytes(record[_INDEX.size :])
+        if place and of_layout == layout and self._env.file.read(place, out):
+            return Value(seal, out, checksum_of(seal, out))
+        view = txn.get(key, db=self._env.tables[b"pages"])
+        if view is None or view.nbytes != size:
+            return None
+        np.copyto(np.frombuffer(out, np.uint8), np.frombuffer(view, np.uint8))
+        return Value(seal, out)
+
+    def _layout(self, txn: Any) -> int:
+        """Counts the compactions: places that were noted before the last one are gone."""
+        return int(_USE.unpack(txn.get(b"layout", _USE.pack(0), db=self._env.tables[b"meta"]))[0])
 
     def _touch(self, keys: Sequence[bytes]) -> None:
         """Note a use, to be written with the next transaction. The first of a run counts as used
@@ -95,11 +116,11 @@ class LmdbStore:
         with self._env.reading(deadline) as txn:
             return [txn.get(key, db=self._env.tables[b"index"]) is not None for key in keys]
 
-    def put_many(self, values: Sequence[tuple[bytes, Payload]], deadline: Deadline) -> int:
+    def put_many(self, values: Sequence[tuple[bytes, Value]], deadline: Deadline) -> int:
         """See BlockingStore. A value larger than the low water mark never fits."""
         fitting = list(values)
         for i, (_, value) in enumerate(values):
-            if self._footprint(memoryview(value).nbytes) > LOW_WATER * self.capacity_bytes:
+            if self._footprint(memoryview(value.payload).nbytes) > LOW_WATER * self.capacity_bytes:
                 del fitting[i:]
                 break
         num_stored, num_tried, step = 0, 0, max(1, len(fitting))
@@ -115,14 +136,14 @@ class LmdbStore:
                     if num_stored:
                         break
                     raise
-                sizes = [self._footprint(memoryview(value).nbytes) for _, value in batch]
+                sizes = [self._footprint(memoryview(v.payload).nbytes) for _, v in batch]
                 self._make_room(num_tried * sum(sizes), deadline)
                 step = max(1, step // 2)
             else:
                 num_stored += len(batch)
         return num_stored
 
-    def _put_batch(self, batch: Sequence[tuple[bytes, Payload]], deadline: Deadline) -> None:
+    def _put_batch(self, batch: Sequence[tuple[bytes, Value]], deadline: Deadline) -> None:
         with self._env.writing(deadline) as txn:
             self._write_touched(txn)
             index, pages = self._env.tables[b"index"], self._env.tables[b"pages"]
@@ -130,24 +151,33 @@ class LmdbStore:
             self._write_uses(txn, present[::-1])
             known = set(present)
             absent = {key: value for key, value in batch if key not in known}
-            sizes = {key: memoryview(value).nbytes for key, value in absent.items()}
+            sizes = {key: memoryview(v.payload).nbytes for key, v in absent.items()}
             needed = sum(map(self._footprint, sizes.values()))
-            total = self._read_totals(txn, _ALL)
+            total, num_evicted = self._read_totals(txn, _ALL), 0
             if total[2] + needed > HIGH_WATER * self.capacity_bytes:
-                self._evict(txn, total[2] + needed - int(LOW_WATER * self.capacity_bytes))
-            first_use = self._take_uses(txn, len(absent))
-            for i, (key, value) in enumerate(reversed(absent.items())):
-                txn.put(key, value, db=pages)
-                txn.put(key, _INDEX.pack(first_use + i, sizes[key]), db=index)
-                txn.put(_USE.pack(first_use + i), key, db=self._env.tables[b"uses"])
+                num_evicted = self._evict(
+                    txn, total[2] + needed - int(LOW_WATER * self.capacity_bytes)
+                )
+            first_use, layout = self._take_uses(txn, len(absent)), self._layout(txn)
+            # The first of a run counts as used last, and lies first in the file: runs are read so.
+            for use, (key, value) in zip(
+                range(first_use + len(absent) - 1, first_use - 1, -1), absent.items(), strict=True
+            ):
+                txn.put(key, value.payload, db=pages)
+                place = self._env.file.place_of(txn.get(key, db=pages))
+                record = _INDEX.pack(use, sizes[key], place, layout) + value.seal
+                txn.put(key, record, db=index)
+                txn.put(_USE.pack(use), key, db=self._env.tables[b"uses"])
             self._count(txn, sizes, 1)
             totals = self._read_totals(txn, _ALL)
             deadline.check()
         self._totals, self._is_dirty = totals, True
+        self.num_evicted += num_evicted
 
     def _make_room(self, num_bytes: int, deadline: Deadline) -> None:
         with self._env.writing(deadline) as txn:
-            self._evict(txn, num_bytes)
+            num_evicted = self._evict(txn, num_bytes)
+        self.num_evicted += num_evicted
         # LMDB reuses the pages that one transaction frees only in the second one after it.
         with self._env.writing(deadline) as txn:
             self._take_uses(txn, 1)
@@ -159,10 +189,10 @@ class LmdbStore:
         for _, key in cursor:
             if num_bytes <= 0:
                 break
-            victims.append(key)
+            victims.append(bytes(key))
             record = txn.get(key, db=self._env.tables[b"index"])
             if record is not None:
-                num_bytes -= self._footprint(_INDEX.unpack(record)[1])
+                num_bytes -= self._footprint(_INDEX.unpack_from(record)[1])
         cursor.close()
         return self._delete_each(txn, victims)
 
@@ -184,9 +214,10 @@ class LmdbStore:
     def _delete_each(self, txn: Any, keys: Sequence[bytes]) -> int:
         sizes: dict[bytes, int] = {}
         for key in keys:
-            record = txn.pop(key, db=self._env.tables[b"index"])
+            record = txn.get(key, db=self._env.tables[b"index"])
             if record is not None:
-                use, sizes[key] = _INDEX.unpack(record)
+                use, sizes[key], *_ = _INDEX.unpack_from(record)
+                txn.delete(key, db=self._env.tables[b"index"])
                 txn.delete(_USE.pack(use), db=self._env.tables[b"uses"])
                 txn.delete(key, db=self._env.tables[b"pages"])
         self._count(txn, sizes, -1)
@@ -226,10 +257,11 @@ class LmdbStore:
         for key in keys:
             record = txn.get(key, db=index)
             if record is not None:
-                old, value_bytes = _INDEX.unpack(record)
+                old, *rest = _INDEX.unpack_from(record)
+                seal = bytes(record[_INDEX.size :])
                 txn.delete(_USE.pack(old), db=uses)
                 txn.put(_USE.pack(use), key, db=uses)
-                txn.put(key, _INDEX.pack(use, value_bytes), db=index)
+                txn.put(key, _INDEX.pack(use, *rest) + seal, db=index)
             use += 1
 
     def _take_uses(self, txn: Any, num: int) -> int:
@@ -240,7 +272,7 @@ class LmdbStore:
         return int(first)
 
     def _footprint(self, value_bytes: int) -> int:
-        return -(-(value_bytes + _VALUE_HEADER_BYTES) // self._page_bytes) * self._page_bytes
+        return -(-(value_bytes + PAGE_HEADER_BYTES) // self._env.page_bytes) * self._env.page_bytes
 
     def scan(self, prefix: bytes) -> Iterator[bytes]:
         """See BlockingStore. No snapshot is kept between keys: it would keep deleted pages."""
@@ -264,7 +296,11 @@ class LmdbStore:
             rows = [
                 (bytes(k), _TOTALS.unpack(v)) for k, v in txn.cursor(self._env.tables[b"totals"])
             ]
-        return [Namespace(key, n, size) for key, (n, size, _) in rows if len(key) == DIGEST_BYTES]
+        return [
+            Namespace(key, n, size + n * SEAL_BYTES)
+            for key, (n, size, _) in rows
+            if len(key) == DIGEST_BYTES
+        ]
 
     def totals(self) -> tuple[int | None, int | None]:
         """See BlockingStore. Bytes are footprints."""
@@ -287,6 +323,9 @@ class LmdbStore:
 
     def compact(self, deadline: Deadline) -> bool:
         """Give free pages back to the file system; False when other processes use the store."""
+        with self._env.writing(deadline) as txn:
+            meta = self._env.tables[b"meta"]
+            txn.put(b"layout", _USE.pack(self._layout(txn) + 1), db=meta)
         return self._env.compact(deadline)
 
     def file_bytes(self) -> int:
@@ -296,22 +335,6 @@ class LmdbStore:
     def close(self) -> None:
         """See BlockingStore."""
         lmdb_environment.release(self._env)
-
-
-class _Block:
-    """Memory for all values of a call: in one piece the system gives it in large pages.
-
-    numpy copies, which lets other threads run meanwhile: the map may come from the disk.
-    """
-
-    def __init__(self, num_bytes: int) -> None:
-        self._free = np.empty(num_bytes, np.uint8)
-
-    def copy(self, view: memoryview) -> memoryview:
-        """The bytes of `view` in the block, which lives as long as any of its parts."""
-        part, self._free = self._free[: view.nbytes], self._free[view.nbytes :]
-        np.copyto(part, np.frombuffer(view, np.uint8))
-        return part.data
 
 
 def _keep_freed_memory() -> None:

@@ -13,10 +13,10 @@ from urllib.parse import SplitResult, parse_qs
 from mooncake.store import MooncakeDistributedStore
 
 from moestro.core.page_moves import MoveFailure
-from moestro.core.page_store import Payload, StoreError
+from moestro.core.page_store import StoreError
 from moestro.errors import ConfigError
 from moestro.kvstore.backend import Deadline, Namespace, runs
-from moestro.kvstore.codec import DIGEST_BYTES
+from moestro.kvstore.codec import DIGEST_BYTES, Value, join, split
 
 DEFAULT_PORT = 50051
 DEFAULTS = {
@@ -38,6 +38,7 @@ class MooncakeStore:
     """A BlockingStore over Mooncake's client. Raises ConfigError and StoreError."""
 
     capacity_bytes = 0
+    num_evicted = 0
 
     def __init__(self, parts: SplitResult) -> None:
         options = _options(parts)
@@ -55,19 +56,21 @@ class MooncakeStore:
         if code:
             raise self._failure("setup", code)
 
-    def get_many(self, keys: Sequence[bytes], deadline: Deadline) -> list[Payload | None]:
+    def get_many(self, keys: Sequence[bytes], deadline: Deadline) -> list[Value | None]:
         """See BlockingStore. Mooncake answers the same for a missing page and a failed one."""
-        found: list[Payload | None] = []
+        found: list[Value | None] = []
         for some in runs(keys, PAGES_A_TRIP):
             deadline.check()
-            found += [value or None for value in self._client.get_batch(_names(some))]
+            answers = self._client.get_batch(_names(some))
+            found += [split(blob) if blob else None for blob in answers]
         return found
 
-    def put_many(self, values: Sequence[tuple[bytes, Payload]], deadline: Deadline) -> int:
+    def put_many(self, values: Sequence[tuple[bytes, Value]], deadline: Deadline) -> int:
         """See BlockingStore."""
         for i, (key, value) in enumerate(values):
-            deadline.check()
-            code = self._client.put(_names([key])[0], value)
+            blob = join(value)
+            deadline.check()  # after the copying: what is sent is what was to be stored
+            code = self._client.put(_names([key])[0], blob)
             if code in _NO_ROOM:
                 return i
             if code:
@@ -131,4 +134,4 @@ def _options(parts: SplitResult) -> dict[str, str]:
 
 
 def _names(keys: Sequence[bytes]) -> list[str]:
-    return [f"moestro:kv:1:{k[:DIGEST_BYTES].hex()}:{k[DIGEST_BYTES:].hex()}" for k in keys]
+    return [f"moestro:kv:2:{k[:DIGEST_BYTES].hex()}:{k[DIGEST_BYTES:].hex()}" for k in keys]

@@ -1,6 +1,6 @@
 """Pages in a Redis or Valkey server that several machines may share.
 
-A page is one string under moestro:kv:1:<namespace digest>:<page hash> (hexadecimal). How much is
+A page is one string under moestro:kv:2:<namespace digest>:<page hash> (hexadecimal). How much is
 kept, and what goes first, is the server's business: set maxmemory and maxmemory-policy
 allkeys-lru there. Without a policy a full server refuses pages, which is counted and harmless.
 """
@@ -18,14 +18,14 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from moestro.core.page_moves import MoveFailure
-from moestro.core.page_store import Payload, StoreError
+from moestro.core.page_store import StoreError
 from moestro.errors import ConfigError
 from moestro.kvstore.backend import KEY_BYTES, Deadline, Namespace, runs
-from moestro.kvstore.codec import DIGEST_BYTES
+from moestro.kvstore.codec import DIGEST_BYTES, Value, join, split
 
 logger = logging.getLogger(__name__)
 
-PREFIX = b"moestro:kv:1:"
+PREFIX = b"moestro:kv:2:"
 DEFAULT_PORT = 6379
 # Pages a round trip: enough to hide it, few enough to notice a deadline in between.
 PAGES_A_TRIP = 8
@@ -37,6 +37,7 @@ class RedisStore:
     doesn't take the password is a ConfigError."""
 
     capacity_bytes = 0
+    num_evicted = 0
 
     def __init__(self, parts: SplitResult, timeout_s: float) -> None:
         self._where = f"{parts.hostname or 'localhost'}:{parts.port or DEFAULT_PORT}"
@@ -65,9 +66,9 @@ class RedisStore:
                 "URL: redis://USER:PASSWORD@HOST:PORT/DB."
             ) from error
 
-    def get_many(self, keys: Sequence[bytes], deadline: Deadline) -> list[Payload | None]:
+    def get_many(self, keys: Sequence[bytes], deadline: Deadline) -> list[Value | None]:
         """See BlockingStore."""
-        found: list[Payload | None] = []
+        found: list[Value | None] = []
         for some in runs(keys, PAGES_A_TRIP):
             deadline.check()
             with self._translated():
@@ -77,20 +78,20 @@ class RedisStore:
             for value in answer:
                 if value is not None and not isinstance(value, bytes):
                     raise self._nonsense(value)
-                found.append(value)
+                found.append(None if value is None else split(value))
         return found
 
-    def put_many(self, values: Sequence[tuple[bytes, Payload]], deadline: Deadline) -> int:
+    def put_many(self, values: Sequence[tuple[bytes, Value]], deadline: Deadline) -> int:
         """See BlockingStore."""
         there = self.exists_many([key for key, _ in values], deadline)
         num_stored = 0
         for some in runs(zip(values, there, strict=True), PAGES_A_TRIP):
-            deadline.check()
-            absent = [page for page, is_there in some if not is_there]
+            absent = [(key, join(value)) for (key, value), is_there in some if not is_there]
+            deadline.check()  # after the copying: what is sent is what was to be stored
             with self._translated():
                 pipeline = self._client.pipeline(transaction=False)
-                for key, value in absent:
-                    pipeline.set(_name(key), value)
+                for key, blob in absent:
+                    pipeline.set(_name(key), blob)
                 answers = pipeline.execute(raise_on_error=False)
             for answer in answers:
                 if isinstance(answer, errors.OutOfMemoryError):

@@ -12,8 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
-import numpy as np
-
 from moestro.core.page_moves import MoveFailure
 from moestro.core.page_store import Payload, StoreError, StoreUsage
 from moestro.kvstore import codec
@@ -28,8 +26,8 @@ MAX_CLOSE_S = 10.0
 MAX_QUARANTINED = 65536
 MAX_WARNINGS = 20
 MAINTAIN_EVERY_S = 2.0
-# A value is copied before it is written; together the copies of one call stay below this.
-ENCODED_BYTES = 32 * 2**20
+# A store may copy what it writes at once; together the copies stay below this.
+GROUP_BYTES = 32 * 2**20
 
 
 class ThreadedStore:
@@ -55,7 +53,6 @@ class ThreadedStore:
         self._lock = threading.Lock()
         self._quarantine: OrderedDict[bytes, None] = OrderedDict()
         self._num_quarantined = 0
-        self._scratch = np.empty(0, np.uint8)
         self._is_closed = False
         self._reads = Lane(
             f"{name} read",
@@ -107,7 +104,9 @@ class ThreadedStore:
         states = (self._reads.breaker_state, self._writes.breaker_state)
         worst = max(states, key=SEVERITY.index)
         capacity = self._backend.capacity_bytes
-        return StoreUsage(num_bytes, num_pages, capacity, worst, self._num_quarantined)
+        return StoreUsage(
+            num_bytes, num_pages, capacity, worst, self._num_quarantined, self._backend.num_evicted
+        )
 
     def close(self, timeout_s: float) -> None:
         """See PageStore; never longer than 10 s."""
@@ -134,11 +133,11 @@ class ThreadedStore:
         found = dict(zip(asked, values, strict=True))
         return [self._checked(key, found.get(key)) for key in keys]
 
-    def _checked(self, key: bytes, value: Payload | None) -> Payload | MoveFailure:
+    def _checked(self, key: bytes, value: codec.Value | None) -> Payload | MoveFailure:
         if value is None:
             return MoveFailure.MISSING
         try:
-            return codec.decode(value, self._digest, key)
+            return codec.unseal(value, self._digest, key)
         except codec.CorruptValueError as error:
             level = logging.WARNING if self._num_quarantined < MAX_WARNINGS else logging.DEBUG
             logger.log(level, "page %s: %s; it will be computed again", key.hex(), error)
@@ -169,8 +168,11 @@ class ThreadedStore:
                     self._quarantine.pop(key[codec.DIGEST_BYTES :], None)
         num_stored = 0
         for group in _groups(pages):
-            values = self._encoded(group)
-            deadline.check()  # the payloads may have changed since: these copies are worthless
+            values = [
+                (self._digest + key, codec.seal(self._digest, key, payload))
+                for key, payload in group
+            ]
+            deadline.check()  # the payloads may have changed since: what was sealed is worthless
             num_taken = self._backend.put_many(values, deadline)
             num_stored += num_taken
             if num_taken < len(group):
@@ -178,20 +180,6 @@ class ThreadedStore:
         if pages and not num_stored:
             raise StoreError(MoveFailure.FULL, "the store has no room, even after eviction")
         return num_stored
-
-    def _encoded(self, pages: Sequence[tuple[bytes, Payload]]) -> list[tuple[bytes, Payload]]:
-        """The values, one behind the other in memory that the next call writes over: fresh
-        memory would cost the system more than the copying."""
-        sizes = [memoryview(payload).nbytes + codec.OVERHEAD_BYTES for _, payload in pages]
-        if self._scratch.nbytes < sum(sizes):
-            self._scratch = np.empty(max(sum(sizes), ENCODED_BYTES), np.uint8)
-        values: list[tuple[bytes, Payload]] = []
-        begin = 0
-        for (key, payload), size in zip(pages, sizes, strict=True):
-            out = self._scratch[begin : begin + size].data
-            values.append((self._digest + key, codec.encode(self._digest, key, payload, out)))
-            begin += size
-        return values
 
     def _exist(self, keys: Sequence[bytes], deadline: Deadline) -> list[bool]:
         # Looked at first: a deletion that is under way may end between the two.
@@ -204,11 +192,11 @@ class ThreadedStore:
 def _groups(
     pages: Sequence[tuple[bytes, Payload]],
 ) -> Iterator[Sequence[tuple[bytes, Payload]]]:
-    """Runs of pages whose copies fit ENCODED_BYTES; at least one page each."""
+    """Runs of pages that fit GROUP_BYTES; at least one page each."""
     begin, num_bytes = 0, 0
     for i, (_, payload) in enumerate(pages):
         size = memoryview(payload).nbytes
-        if i > begin and num_bytes + size > ENCODED_BYTES:
+        if i > begin and num_bytes + size > GROUP_BYTES:
             yield pages[begin:i]
             begin, num_bytes = i, 0
         num_bytes += size

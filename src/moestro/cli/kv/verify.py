@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
                         continue
                     digest, page_hash = key[: codec.DIGEST_BYTES], key[codec.DIGEST_BYTES :]
                     try:
-                        num_bytes += codec.decode(value, digest, page_hash).nbytes
+                        num_bytes += codec.unseal(value, digest, page_hash).nbytes
                         num_right += 1
                     except codec.CorruptValueError as error:
                         corrupt[key] = error.check.value
