@@ -191,7 +191,8 @@ def test_closing_cancels_what_can_not_be_done_in_time(backend: MemoryBackend) ->
     assert b"l" * 16 not in backend.values
 
 
-def test_closing_writes_what_is_waiting(backend: MemoryBackend, store: ThreadedStore) -> None:
+def test_closing_writes_what_is_waiting(backend: MemoryBackend) -> None:
+    store = ThreadedStore(backend, DIGEST, timeout_s=30.0, max_pending_bytes=1000)
     futures = [store.put_many([(bytes([i]) * 16, b"page")]) for i in range(20)]
     store.close(5.0)
     assert [f.result(0) for f in futures] == [1] * 20
