@@ -15,7 +15,6 @@ from tests.fakes.page_store import MemoryStore
 from tests.runner.test_host_pool import filled_pool, parts
 
 from moestro.core.page_moves import Move, MoveFailure, MoveKind, MoveResult
-from moestro.runner.byte_budget import BURST_S, ByteBudget
 from moestro.runner.host_pool import HostPool
 from moestro.runner.kv_pool import KVPool
 from moestro.runner.kv_tiers import KVTiers
@@ -361,18 +360,6 @@ def test_fetches_side_by_side_do_not_count_each_others_time():
     assert all(job.store_s >= 0.02 for job in jobs)
     assert sum(job.store_s for job in jobs) <= whole
     assert jobs[0].result().seconds == jobs[0].store_s
-
-
-def test_the_budget_lets_its_rate_through_and_no_bursts():
-    now = [100.0]
-    budget = ByteBudget(1000, lambda: now[0])
-    assert budget.take(500) == 0.0
-    assert budget.take(10) == pytest.approx(0.5)
-    now[0] += 100.0
-    assert budget.take(1000) == 0.0  # idle time is kept for BURST_S only
-    assert budget.take(1) == pytest.approx(1.0 - BURST_S)
-    unlimited = ByteBudget(0, lambda: now[0])
-    assert unlimited.take(10**12) == unlimited.take(1) == 0.0
 
 
 def test_background_moves_wait_for_the_budget_and_urgent_ones_do_not():
