@@ -34,15 +34,22 @@ class Attention(nn.Module):
         attn: ops.AttentionMetadata,
     ) -> torch.Tensor:
         """x: [T, N]. Returns [T, N]; mutates pages."""
-        q = ops.qk_norm_rope_store(
+        q = self.store(x, rotary, pages, attn.slot_mapping)
+        heads: torch.Tensor = ops.paged_attention(q, pages, attn, self.scale)
+        out: torch.Tensor = self.o_proj(heads.flatten(1))
+        return out
+
+    def store(
+        self, x: torch.Tensor, rotary: ops.Rotary, pages: ops.KVPages, slot_mapping: torch.Tensor
+    ) -> torch.Tensor:
+        """Keys and values of x into their slots, all that later tokens need of these. Returns q."""
+        q: torch.Tensor = ops.qk_norm_rope_store(
             self.qkv_proj(x),
             self.q_norm.weight,
             self.k_norm.weight,
             rotary,
             self.eps,
             pages,
-            attn.slot_mapping,
+            slot_mapping,
         )
-        heads: torch.Tensor = ops.paged_attention(q, pages, attn, self.scale)
-        out: torch.Tensor = self.o_proj(heads.flatten(1))
-        return out
+        return q

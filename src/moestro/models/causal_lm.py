@@ -43,6 +43,18 @@ class Trunk(nn.Module):
         """One step of MTP layer `index`, on its own pages; see CausalLM.mtp_forward."""
         raise NotImplementedError
 
+    def mtp_store(
+        self,
+        hidden_states: torch.Tensor,
+        next_token_ids: torch.Tensor,
+        rotary: ops.Rotary,
+        pages: ops.KVPages,
+        slot_mapping: torch.Tensor,
+        index: int,
+    ) -> None:
+        """Only what mtp_forward keeps of these slots; see CausalLM.mtp_store."""
+        raise NotImplementedError
+
 
 class CausalLM(nn.Module):
     """A decoder-only language model over paged KV: a trunk and a head.
@@ -113,6 +125,26 @@ class CausalLM(nn.Module):
         index = step % self.num_mtp_layers
         pages = kv_pages[self.spec.num_hidden_layers + index]
         return self.model.mtp_forward(hidden_states, next_token_ids, positions, pages, attn, index)
+
+    def mtp_store(
+        self,
+        hidden_states: torch.Tensor,
+        next_token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        kv_pages: Sequence[ops.KVPages],
+        slot_mapping: torch.Tensor,
+        max_seq_len: int,
+        step: int = 0,
+    ) -> None:
+        """Write the KV that mtp_forward would write for the slots i, the same bits, and no more.
+
+        It costs eh_proj and qkv_proj: no attention, no experts. slot_mapping: [T] int64;
+        max_seq_len: above all positions; the rest as in mtp_forward. Mutates the layer's pages.
+        """
+        index = step % self.num_mtp_layers
+        pages = kv_pages[self.spec.num_hidden_layers + index]
+        rotary = ops.Rotary(self.model.rotary.up_to(max_seq_len), positions)
+        self.model.mtp_store(hidden_states, next_token_ids, rotary, pages, slot_mapping, index)
 
 
 def _head(parameters: Parameters, spec: ModelSpec, table: torch.Tensor) -> WeightTensor:

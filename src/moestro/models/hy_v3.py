@@ -94,14 +94,32 @@ class HyV3Model(Trunk):
         index: int,
     ) -> torch.Tensor:
         """See Trunk.mtp_forward."""
-        layer = self.layers[self.num_trunk_layers + index]
-        assert isinstance(layer, HyV3MTPLayer)
+        layer = self._mtp_layer(index)
         rotary = ops.Rotary(self.rotary.up_to(attn.max_seq_len), positions)
         attn = attn.planned(pages, self.num_heads)
         x = layer.join(hidden_states, self.embed_tokens(next_token_ids), positions)
         x, residual = layer(x, None, rotary, pages, attn)
         hidden_states, _ = layer.final_layernorm.add(x, residual)
         return hidden_states
+
+    def mtp_store(
+        self,
+        hidden_states: torch.Tensor,
+        next_token_ids: torch.Tensor,
+        rotary: ops.Rotary,
+        pages: ops.KVPages,
+        slot_mapping: torch.Tensor,
+        index: int,
+    ) -> None:
+        """See Trunk.mtp_store."""
+        layer = self._mtp_layer(index)
+        x = layer.join(hidden_states, self.embed_tokens(next_token_ids), rotary.positions)
+        layer.self_attn.store(layer.input_layernorm(x), rotary, pages, slot_mapping)
+
+    def _mtp_layer(self, index: int) -> HyV3MTPLayer:
+        layer = self.layers[self.num_trunk_layers + index]
+        assert isinstance(layer, HyV3MTPLayer)
+        return layer
 
 
 class HyV3ForCausalLM(CausalLM):
