@@ -349,27 +349,3 @@ def test_a_lossy_host_tier_is_said_to_be_one(caplog: pytest.LogCaptureFixture) -
         assert prefix_of(again).host_tokens == 6 * PAGE_SIZE
         assert again.outputs[0].token_ids[0] == first.outputs[0].token_ids[0]
         assert signature(again) != signature(first)  # rounded: the logprobs show it
-
-
-@pytest.mark.parametrize("tier", ["host", "store"])
-def test_what_is_written_back_on_eviction_is_hit_below(tier: str, store: dict[str, Any]) -> None:
-    small = {"max_model_len": 128, "kv_cache_memory_bytes": 100 * 40960}
-    options = {**HOST, **store, **small, "kv_write_policy": "write_back"}
-    with start("tiny-hy3", **options) as llm:
-        ask(llm, PROMPT)
-        settle(llm)
-        device, *below = llm.stats().kv.tiers
-        assert device.bytes_used
-        assert all(t.bytes_used == 0 for t in below)  # nothing sinks before it has to
-        for i in range(20):  # 7 pages each, less than write_back keeps clean
-            ask(llm, [7 + (i * 31 + j * j) % 250 for j in range(100)])
-            settle(llm)
-        if tier == "host":
-            output = ask(llm, PROMPT)
-            assert signature(output) == alone(tuple(PROMPT))
-            assert prefix_of(output).host_tokens == 6 * PAGE_SIZE
-    if tier == "store":
-        with start("tiny-hy3", **options) as llm:
-            output = ask(llm, PROMPT)
-            assert signature(output) == alone(tuple(PROMPT))
-            assert prefix_of(output).store_tokens == 6 * PAGE_SIZE
