@@ -75,7 +75,7 @@ class FakeMover:
         elif failure is None:
             failure = MoveFailure.ERROR
         self._copy(move, num_done, sources)
-        moved = 0 if move.kind is MoveKind.LOOKUP else num_done
+        moved = 0 if move.kind in (MoveKind.LOOKUP, MoveKind.DELETE) else num_done
         result = MoveResult(
             move.move_id,
             num_done,
@@ -119,6 +119,8 @@ class FakeMover:
             elif move.kind is MoveKind.PUT:
                 kept = self.store.setdefault(move.keys[i], sources[i])
                 assert kept == sources[i], "one key for two contents"
+            elif move.kind is MoveKind.DELETE:
+                self.store.pop(move.keys[i], None)
             elif move.kind is MoveKind.FETCH:
                 self.host[move.slots[i]] = self.store[move.keys[i]]
 
@@ -137,6 +139,7 @@ def _check_lengths(move: Move) -> None:
         MoveKind.PUT: (move.slots, move.keys),
         MoveKind.FETCH: (move.keys, move.slots),
         MoveKind.LOOKUP: (move.keys,),
+        MoveKind.DELETE: (move.keys,),
     }[move.kind]
     assert len(uses[0]) > 0, "a move of nothing"
     assert len({len(part) for part in uses}) == 1, "parts of unequal lengths"

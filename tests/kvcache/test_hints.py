@@ -4,6 +4,7 @@ from tests.fakes.fake_mover import FakeMover
 from tests.kvcache.sequences import explain
 
 from moestro.core.kv_hints import HintAction, HintAnswer, HintRefusal, HintRequest, KVHints
+from moestro.core.page_moves import MoveKind
 from moestro.core.request import Request, Sequence
 from moestro.core.sampling_params import SamplingParams
 from moestro.kvcache import KVCacheManager
@@ -66,6 +67,16 @@ class Cache:
 
     def num_cached(self, tokens: list[int], salt: str = "") -> int:
         return explain(self.kv, [*tokens, 0], salt).num_cached_tokens
+
+
+def cache_over(mover: FakeMover) -> Cache:
+    return Cache(num_pages=20, mover=mover, num_host_slots=20)
+
+
+def settle(cache: Cache, mover: FakeMover) -> None:
+    for _ in range(5):
+        mover.finish_all()
+        cache.kv.poll()
 
 
 def test_a_pin_outlives_what_came_later_until_its_time_is_over() -> None:
@@ -197,6 +208,32 @@ def test_drop_by_prompt_takes_the_branch_with_what_was_generated() -> None:
     assert answer.accepted == 8
     assert cache.num_cached([*A[:8], 1, 2, 3, 4]) == 8
     assert cache.num_cached([*A[:8], 9, 9, 9, 9]) == 12
+
+
+def test_what_is_dropped_is_deleted_from_the_store_and_what_others_use_is_not() -> None:
+    mover = FakeMover()
+    cache = cache_over(mover)
+    cache.serve([*A[:8], 9, 9, 9, 9])
+    cache.serve([*A[:8], 1, 2, 3, 4])
+    settle(cache, mover)
+    assert len(mover.store) == 4
+    assert cache.hint(HintAction.DROP, token_ids=(*A[:8], 1, 2, 3, 4)).accepted == 4
+    (move,) = [move for move in mover.queued if move.kind is MoveKind.DELETE]
+    assert len(move.keys) == 1
+    mover.finish_all()
+    cache.kv.poll()
+    assert len(mover.store) == 3
+
+
+def test_a_drop_that_the_mover_refuses_is_a_drop_all_the_same() -> None:
+    mover = FakeMover()
+    cache = cache_over(mover)
+    cache.serve(A)
+    settle(cache, mover)
+    mover.max_moves = 0
+    assert cache.hint(HintAction.DROP, token_ids=tuple(A)).accepted == 12
+    assert mover.num_refused == 1
+    assert cache.num_cached(A) == 0
 
 
 def test_what_runs_is_not_dropped() -> None:

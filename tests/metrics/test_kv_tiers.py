@@ -67,6 +67,7 @@ def test_every_number_of_a_tier_that_has_it() -> None:
         ("demoted_pages_total", "store"): 5,
         ("evicted_pages_total", "device"): 7,
         ("evicted_pages_total", "host"): 3,
+        ("evicted_pages_total", "store"): 6,
         ("load_bytes_total", "host"): 4096,
         ("load_bytes_total", "store"): 8192,
         ("load_seconds_total", "host"): 0.5,

@@ -126,12 +126,12 @@ def test_a_fetch_ends_at_the_first_page_that_is_not_whole(rig: Rig, store: Memor
 
 
 @pytest.mark.parametrize("failure", [MoveFailure.UNAVAILABLE, MoveFailure.TIMEOUT])
-@pytest.mark.parametrize("kind", [MoveKind.PUT, MoveKind.FETCH, MoveKind.LOOKUP])
+@pytest.mark.parametrize("kind", [MoveKind.PUT, MoveKind.FETCH, MoveKind.LOOKUP, MoveKind.DELETE])
 def test_a_failing_call_is_the_moves_failure(
     rig: Rig, store: MemoryStore, failure: MoveFailure, kind: MoveKind
 ):
     store.fail_next = [failure]
-    slots = () if kind is MoveKind.LOOKUP else (0, 1)
+    slots = () if kind in (MoveKind.LOOKUP, MoveKind.DELETE) else (0, 1)
     result = rig.do(kind, keys=KEYS[:2], slots=slots)
     assert (result.num_done, result.failure) == (0, failure)
     assert dict(rig.mover.state().failures) == {str(failure): 1}

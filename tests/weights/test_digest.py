@@ -1,6 +1,7 @@
 """WeightsDigest: tells any two checkpoints apart, reads a file once, notices changes."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -123,3 +124,24 @@ def test_it_stops_when_asked_and_keeps_few_records(
     assert WeightsDigest([path], cache).known() is not None
     with pytest.raises(FileNotFoundError):
         WeightsDigest([tmp_path / "none"], cache)
+
+
+def test_a_file_that_was_just_written_is_waited_for(tmp_path: Path) -> None:
+    """A write in the same tick of the file system's clock would leave its times as they are."""
+    path = write(tmp_path / "m.safetensors")
+    WeightsDigest([path], tmp_path / "cache")
+    assert time.time_ns() - path.stat().st_ctime_ns >= module._TICK_NS
+
+
+def test_no_record_of_a_file_from_the_future(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor of one on a file system whose clock is ahead: another write may go unseen."""
+    path, cache = write(tmp_path / "m.safetensors"), tmp_path / "cache"
+    monkeypatch.setattr(module.time, "time_ns", lambda: path.stat().st_ctime_ns - 10**12)
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    first = of(cache, path)
+    assert not (cache / FOLDER).exists()
+    monkeypatch.undo()
+    assert of(cache, path) == first
+    assert len(list((cache / FOLDER).iterdir())) == 1

@@ -11,12 +11,14 @@ from typing import Protocol
 
 
 class MoveKind(enum.StrEnum):
-    """save: device to host. put: host to store. fetch: store to host. lookup: is it stored?"""
+    """save: device to host. put: host to store. fetch: store to host. lookup: is it stored? delete:
+    out of the store."""
 
     SAVE = "save"
     PUT = "put"
     FETCH = "fetch"
     LOOKUP = "lookup"
+    DELETE = "delete"
 
 
 class MoveFailure(enum.StrEnum):
@@ -36,7 +38,7 @@ class MoveFailure(enum.StrEnum):
 class Move:
     """One job over a run of pages in order; equal lengths of what its kind uses.
 
-    save: pages to slots. put: slots under keys. fetch: keys into slots. lookup: keys.
+    save: pages to slots. put: slots under keys. fetch: keys into slots. lookup, delete: keys.
     Pages and slots named here belong to the move until its result has been polled.
     urgent: a request waits for it; else it yields to the model's own work.
     """
@@ -82,7 +84,7 @@ class MoverState:
     """Gauges and counters of a mover; counters only grow.
 
     num_queued_bytes: accepted and not yet moved. breaker: closed, open or half_open; "none"
-    without a store. failures: by kind, of the store.
+    without a store. failures: by kind, of the store. num_store_evicted: pages, by this engine.
     """
 
     num_queued_bytes: int = 0
@@ -91,6 +93,7 @@ class MoverState:
     breaker: str = "none"
     num_quarantined: int = 0
     failures: tuple[tuple[str, int], ...] = ()
+    num_store_evicted: int = 0
 
 
 class PageMover(Protocol):
@@ -102,7 +105,7 @@ class PageMover(Protocol):
 
     @property
     def has_store(self) -> bool:
-        """Whether put, fetch and lookup are taken; may become true later, and never false."""
+        """Whether moves of the store are taken; may become true later, and never false."""
 
     def submit(self, move: Move) -> bool:
         """Take a move, or refuse it (False) when too much is queued: ask again later or not."""

@@ -160,6 +160,8 @@ class HintDesk:
                 self._index.set_priority(run, 0, oldest=True)  # a move reads it: it goes next
                 continue
             dropped.append(run)
+        self._below.forget(dropped)
+        for run in dropped:
             if run.pages:
                 self._device.drop(run)
             if run.slots:

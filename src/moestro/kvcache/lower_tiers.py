@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 
 from moestro.core.kv_hints import PrefixUse
-from moestro.core.page_moves import MoverState, PageLoad, PageMover
+from moestro.core.page_moves import MoveKind, MoverState, PageLoad, PageMover
 from moestro.kvcache.claim import Claim
 from moestro.kvcache.device_tier import DeviceTier
 from moestro.kvcache.event_log import EventLog
@@ -100,6 +100,15 @@ class LowerTiers:
         if wait is not None:
             self.fetcher.end_claim(wait)
         return wait
+
+    def forget(self, runs: list[Run]) -> None:
+        """Have pages deleted from the store, as far as it takes that now; before they are dropped
+        here, as their names come from what they follow. Nothing waits for it."""
+        keys = tuple(key for run in runs for key in self._index.name_pages(run))
+        if keys and self.has_store:
+            self.transfers.submit(MoveKind.DELETE, [], lambda *_: None, keys=keys)
+        for run in runs:
+            run.stored = False
 
     def poll(self) -> tuple[list[int], bool]:
         """Sequences whose wait is over, and whether pages may have become available."""

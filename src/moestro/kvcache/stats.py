@@ -47,6 +47,7 @@ def collect_stats(
                 hits_tokens=below.hits_tokens["store"],
                 num_promoted=fetcher.num_fetched_pages,
                 num_demoted=sinker.num_put_pages,
+                num_evicted=mover.num_store_evicted,
                 load_bytes=fetcher.num_fetched_bytes,
                 load_s=fetcher.fetch_s,
             )

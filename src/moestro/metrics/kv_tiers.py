@@ -88,8 +88,8 @@ _TIER_COUNTERS: tuple[_TierRow, ...] = (
     (
         "num_evicted",
         "kv_tier_evicted_pages",
-        "Pages that left a tier to make room.",
-        ("device", "host"),
+        "Pages that left a tier to make room, as far as this engine made them.",
+        _ALL,
     ),
     ("load_bytes", "kv_tier_load_bytes", "Bytes read from a tier to the one above.", _LOWER),
     ("load_s", "kv_tier_load_seconds", "Time that reading from a tier took.", _LOWER),

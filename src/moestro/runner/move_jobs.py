@@ -107,6 +107,7 @@ def check_move(move: Move) -> None:
         MoveKind.PUT: (len(move.slots), len(move.keys)),
         MoveKind.FETCH: (len(move.keys), len(move.slots)),
         MoveKind.LOOKUP: (len(move.keys), len(move.keys)),
+        MoveKind.DELETE: (len(move.keys), len(move.keys)),
     }[move.kind]
     if lengths[0] != lengths[1]:
         raise ValueError(f"a {move.kind} of {lengths[0]} and {lengths[1]} pages")
@@ -193,6 +194,19 @@ def lookup(job: Job, store: PageStore) -> Steps:
         if False in found:
             job.failure = MoveFailure.MISSING
             return
+
+
+def delete(job: Job, store: PageStore) -> Steps:
+    """Keys out of the store, those that aren't there too."""
+    keys = job.move.keys
+    for begin in range(0, len(keys), _LOOKUP_KEYS):
+        if job.is_cancelled():
+            return
+        some = keys[begin : begin + _LOOKUP_KEYS]
+        future = store.delete(some)
+        yield future
+        future.result()
+        job.num_done += len(some)
 
 
 def _pipelined(

@@ -27,6 +27,7 @@ _MAX_MOVES = 8192
 _JOIN_S = 5.0
 _USAGE_AGE_S = 1.0
 _READS = (MoveKind.FETCH, MoveKind.LOOKUP)
+_WRITES = (MoveKind.PUT, MoveKind.DELETE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +189,8 @@ class _Work:
         assert store is not None
         if job.move.kind is MoveKind.LOOKUP:
             return move_jobs.lookup(job, store)
+        if job.move.kind is MoveKind.DELETE:
+            return move_jobs.delete(job, store)
         if job.move.kind is MoveKind.PUT:
             return move_jobs.put(job, self._host, store)
         return move_jobs.fetch(job, self._host, store, self._meter)
@@ -230,17 +233,18 @@ class _Work:
             store_capacity_bytes=usage.capacity_bytes,
             breaker=usage.breaker,
             num_quarantined=usage.num_quarantined,
+            num_store_evicted=usage.num_evicted,
             failures=failures,
         )
 
     def _store_usage(self) -> StoreUsage | None:
-        """At most a second old."""
-        store, now = self.store, self._clock()
+        """At most a second old, and younger than what this mover wrote last."""
+        store, now, known = self.store, self._clock(), self._usage
         if store is None:
             return None
-        if self._usage is None or now - self._usage[0] > _USAGE_AGE_S:
-            self._usage = now, store.usage()
-        return self._usage[1]
+        if known is None or now - known[0] > _USAGE_AGE_S:
+            self._usage = known = now, store.usage()
+        return known[1]
 
     def close(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -249,7 +253,7 @@ class _Work:
                 return
             self._flushing.set()  # nothing more is accepted, and the budget no longer counts
             for job in list(self._jobs.values()):
-                if job.move.kind is not MoveKind.PUT:
+                if job.move.kind not in _WRITES:
                     self._cancel(job)
             self._wake()
             self._finished.wait_for(lambda: not self._puts(), max(0.0, deadline - time.monotonic()))
@@ -291,7 +295,7 @@ class _Work:
             lane.changed.notify()
 
     def _puts(self) -> list[Job]:
-        return [job for job in self._jobs.values() if job.move.kind is MoveKind.PUT]
+        return [job for job in self._jobs.values() if job.move.kind in _WRITES]
 
     # The threads' own part.
 
@@ -372,6 +376,8 @@ class _Work:
         result = job.result()
         if result.failure not in (None, MoveFailure.MISSING, MoveFailure.CANCELLED):
             self._failures[str(result.failure)] += 1
+        if job.move.kind in _WRITES:
+            self._usage = None
         self._results.append(result)
         self._finished.notify_all()
 

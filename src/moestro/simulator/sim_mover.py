@@ -111,7 +111,7 @@ class VirtualMover:
         num_bytes = num_pages * self.page_bytes
         if kind is MoveKind.SAVE:
             return num_bytes / self._costs.save_bytes_per_s
-        if kind is MoveKind.LOOKUP:
+        if kind in (MoveKind.LOOKUP, MoveKind.DELETE):
             return self._costs.store_call_s
         is_put = kind is MoveKind.PUT
         rate = self._costs.put_bytes_per_s if is_put else self._costs.fetch_bytes_per_s
@@ -123,12 +123,18 @@ class VirtualMover:
         elif move.kind is MoveKind.PUT:
             num_done = len(move.keys)
             self._store(move.keys)
+        elif move.kind is MoveKind.DELETE:
+            num_done = len(move.keys)
+            for key in move.keys:
+                self._stored.pop(key, None)
         else:
             num_done = self._num_stored(move.keys)
             if move.kind is MoveKind.FETCH:
                 self._store(move.keys[:num_done])
         is_short = num_done < (len(move.keys) or len(move.pages))
-        num_bytes = 0 if move.kind is MoveKind.LOOKUP else num_done * self.page_bytes
+        num_bytes = (
+            0 if move.kind in (MoveKind.LOOKUP, MoveKind.DELETE) else num_done * self.page_bytes
+        )
         failure = MoveFailure.MISSING if is_short else None
         return MoveResult(move.move_id, num_done, num_bytes, seconds, failure)
 

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import struct
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ FOLDER = "digests"
 MAX_RECORDS = 4096
 _READ_BYTES = 1 << 22
 _HEX_CHARS = 32
+# A file's times tell two writes apart only when a tick of its clock lies between them: that of the
+# system's timer, or two seconds where a file system keeps whole ones.
+_TICK_NS, _COARSE_TICK_NS = 20_000_000, 2_000_000_000
 
 
 class WeightsChangedError(ValueError):
@@ -59,6 +63,20 @@ class FileState:
         header = hashlib.sha256(head).hexdigest()
         return cls(stat.st_dev, stat.st_ino, stat.st_size, *times, header)
 
+    @classmethod
+    def settled(cls, path: Path) -> "FileState":
+        """As `of`, once a write that comes later can't leave the times as they are; waits for at
+        most a tick. Raises OSError."""
+        time.sleep(max(0.0, min(cls.of(path).unsettled_ns, _COARSE_TICK_NS) / 1e9))
+        return cls.of(path)
+
+    @property
+    def unsettled_ns(self) -> int:
+        """For so long another write may give the file the same times; 0 or less: no more."""
+        is_coarse = self.ctime_ns % 1_000_000_000 == 0
+        tick_ns = _COARSE_TICK_NS if is_coarse else _TICK_NS
+        return self.ctime_ns + tick_ns - time.time_ns()
+
     @property
     def record_name(self) -> str:
         """The record's file name."""
@@ -71,7 +89,8 @@ class WeightsDigest:
     def __init__(self, files: Iterable[Path], cache_dir: Path) -> None:
         """Raises OSError when a file can't be read."""
         self._files = tuple(sorted(files))
-        self._states = tuple(FileState.of(path) for path in self._files)
+        self._states = tuple(FileState.settled(path) for path in self._files)
+        self._may_record = tuple(state.unsettled_ns <= 0 for state in self._states)
         self._folder = cache_dir / FOLDER
 
     @property
@@ -91,14 +110,17 @@ class WeightsDigest:
         Raises WeightsChangedError, and OSError when a file can't be read.
         """
         digests = []
-        for path, state in zip(self._files, self._states, strict=True):
+        for path, state, may_record in zip(
+            self._files, self._states, self._may_record, strict=True
+        ):
             digest = self._record(state)
             if digest is None:
                 digest = _digest_file(path, is_stopped)
                 if digest is None:
                     return None
                 self._check_unchanged(path, state)
-                self._write_record(state, digest)
+                if may_record:
+                    self._write_record(state, digest)
             else:  # the record is of what was there before the model was loaded
                 self._check_unchanged(path, state)
             digests.append(digest)
