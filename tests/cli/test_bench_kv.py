@@ -69,6 +69,7 @@ def test_traces_are_there() -> None:
         (["--device-tokens", "63"], "--device-tokens takes a whole number from 64"),
         (["--host-tokens=-1"], "--host-tokens takes a whole number from 0"),
         (["--max-requests", "0"], "--max-requests takes"),
+        (["--every", "0"], "--every takes"),
         (["--gap-cap", "nan"], "gap cap must be 0 s or more"),
         (["--pin-ttl", "-1"], "--pin-ttl must be between"),
         (["--decode-step-ms", "0"], "decode_step_s must be positive"),

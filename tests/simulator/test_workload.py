@@ -94,6 +94,8 @@ def test_limits(tmp_path: Path) -> None:
     assert workload.limited(3, None).num_requests == 3
     assert [len(s.requests) for s in workload.limited(3, None).sessions] == [2, 1]
     assert [len(s.requests) for s in workload.limited(None, 900).sessions] == [3]
+    assert [len(s.requests) for s in workload.thinned(2).sessions] == [2]
+    assert workload.thinned(1) == workload
 
 
 ranges = st.lists(

@@ -71,6 +71,10 @@ class Workload:
     def num_requests(self) -> int:
         return sum(len(session.requests) for session in self.sessions)
 
+    def thinned(self, every: int) -> "Workload":
+        """Every so many-th session: the same mix, and fewer of them."""
+        return Workload(self.name, self.block_size, self.has_sessions, self.sessions[::every])
+
     def limited(self, max_requests: int | None, max_context: int | None) -> "Workload":
         """The first so many requests, of sessions in which none needs more tokens than that.
 

@@ -48,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--max-requests", metavar="N", help="only the first N (default: all)")
     group.add_argument(
+        "--every", default="1", metavar="N", help="only every Nth session (default: 1, all)"
+    )
+    group.add_argument(
         "--max-context", metavar="N", help="leave out sessions with a longer request (default: no)"
     )
     group = parser.add_argument_group("Clients")
@@ -137,9 +140,12 @@ def run(args: argparse.Namespace) -> int:
     report.check_chart(args.chart)
     points = list(_points(args))
     costs, moves = _costs(args)
-    workload = load_workload(trace_path(args.trace)).limited(
-        _count("--max-requests", args.max_requests), _count("--max-context", args.max_context)
+    every = _count("--every", args.every) or 1
+    limits = (
+        _count("--max-requests", args.max_requests),
+        _count("--max-context", args.max_context),
     )
+    workload = load_workload(trace_path(args.trace)).thinned(every).limited(*limits)
     if not workload.sessions:
         raise ConfigError(f"--max-context {args.max_context} leaves no session of the trace.")
     if args.hints and not workload.has_sessions:
