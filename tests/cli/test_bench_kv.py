@@ -50,6 +50,21 @@ def test_chart(tmp_path: Path) -> None:
     assert chart.read_text().startswith("<?xml")
 
 
+def test_runs_with_hints_are_marks_beside_those_without(tmp_path: Path) -> None:
+    output, chart = tmp_path / "kv.json", tmp_path / "kv.svg"
+    results = []
+    for more in ([], ["--hints"]):
+        flags = ["--lanes", "2", "--device-tokens", "200k,1m", "--output", str(output)]
+        assert main([*FEW, *flags, *more]) == 0
+        results.append(json.loads(output.read_text()))
+    result = results[0]
+    kv_report.draw_hits(result, chart)
+    assert "with hints" not in chart.read_text()
+    result["points"] += results[1]["points"]
+    kv_report.draw_hits(result, chart)
+    assert "with hints" in chart.read_text()
+
+
 def test_sizes_are_told_short() -> None:
     point = {"device_tokens": 499_968, "host_tokens": 1_999_936, "store_tokens": 0}
     assert kv_report.size(point) == "500k + 2M"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from moestro.errors import ConfigError
-from moestro.simulator.offline_lru import OfflineLRU
+from moestro.simulator.offline_lru import HeldLRU, OfflineLRU
 from moestro.simulator.replay import Capacity, Clients, Replay, ReplayResult
 from moestro.simulator.sim_mover import MoveCosts
 from moestro.simulator.sim_runner import StepCosts
@@ -85,6 +85,22 @@ def test_equals_a_plain_lru_when_requests_take_no_time() -> None:
     ideal = offline.ideal_hits_tokens / result.queries_tokens
     assert rate == pytest.approx(offline.hits_tokens[0] / result.queries_tokens, abs=0.005)
     assert 0.1 < rate < ideal - 0.1
+
+
+@pytest.mark.parametrize("num_pages", [40, 56, 72])
+def test_hints_find_more_than_an_lru_under_load(num_pages: int) -> None:
+    """Four lanes of sessions of up to 25 pages, and every page that is not pinned is wanted."""
+    costs = StepCosts(prefill_tokens_per_s=2000.0, decode_step_s=0.1)
+    workload, capacity = growing(8, 6), Capacity(device_pages=num_pages)
+    plain = replayed(workload, capacity, costs, num_lanes=4)
+    hinted = replayed(workload, capacity, costs, num_lanes=4, pin_ttl_s=60.0)
+    lru = HeldLRU(num_pages, 64, workload.block_size, every=1)
+    for scope, request, ends in hinted.served:
+        (lru.end if ends else lru.begin)(scope, request)
+    assert hinted.num_requests == plain.num_requests == 48
+    assert hinted.queries_tokens == plain.queries_tokens
+    assert hinted.device_tokens > 1.1 * plain.device_tokens
+    assert hinted.device_tokens > lru.hits_tokens
 
 
 def test_host_tier_finds_what_the_device_gave_up() -> None:

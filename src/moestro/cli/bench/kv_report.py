@@ -6,6 +6,7 @@ from typing import Any
 from moestro.cli.bench import report
 
 _TIERS = ("device", "host", "store")
+_HINTS_COLOUR = "#e07a00"
 _COLOURS = {"device": "#2a6f97", "host": "#61a5c2", "store": "#bcd9e6"}
 
 
@@ -77,7 +78,7 @@ def draw_hits(result: dict[str, Any], path: Path) -> None:
     groups: dict[int, list[dict[str, Any]]] = {}
     for point in result["points"]:
         groups.setdefault(point["lanes"], []).append(point)
-    widest = max(len(points) for points in groups.values())
+    widest = max(len({size(point) for point in points}) for points in groups.values())
     figure = Figure(figsize=(1.2 + (0.9 + 0.62 * widest) * len(groups), 4.2), layout="constrained")
     FigureCanvasSVG(figure)
     all_axes = figure.subplots(1, len(groups), sharey=True, squeeze=False)[0]
@@ -93,18 +94,27 @@ def draw_hits(result: dict[str, Any], path: Path) -> None:
 
 
 def _draw_group(axes: Any, points: list[dict[str, Any]]) -> None:
-    at = range(len(points))
-    below = [0.0] * len(points)
+    """Bars for the runs without hints, marks for those with them; bars for these if all have."""
+    hinted = {size(point): point for point in points if point["pin_ttl_s"] is not None}
+    plain = [point for point in points if point["pin_ttl_s"] is None]
+    bars = plain or points
+    at = range(len(bars))
+    below = [0.0] * len(bars)
     for tier in _TIERS:
-        rates = [100 * point[f"{tier}_hit_rate"] for point in points]
-        if any(point[f"{tier}_tokens"] for point in points):
+        rates = [100 * point[f"{tier}_hit_rate"] for point in bars]
+        if any(point[f"{tier}_tokens"] for point in bars):
             axes.bar(at, rates, 0.7, bottom=below, color=_COLOURS[tier], label=tier)
         below = [a + b for a, b in zip(below, rates, strict=True)]
-    rates = [100 * point["lru_hit_rate"] for point in points]
+    if plain and hinted:
+        marks = [(x, hinted[size(point)]) for x, point in enumerate(bars) if size(point) in hinted]
+        rates = [100 * point["hit_rate"] for _, point in marks]
+        style = {"color": _HINTS_COLOUR, "markersize": 7, "label": "with hints"}
+        axes.plot([x for x, _ in marks], rates, "^", **style)
+    rates = [100 * point["lru_hit_rate"] for point in bars]
     axes.plot(at, rates, "o", color="black", fillstyle="none", markersize=5, label="plain LRU")
-    if all(_is_device_only(point) for point in points):
-        rates = [100 * point["held_lru_device_hit_rate"] for point in points]
+    if all(_is_device_only(point) for point in bars):
+        rates = [100 * point["held_lru_device_hit_rate"] for point in bars]
         axes.plot(at, rates, "_", color="black", markersize=14, label="LRU of what is not in use")
     ideal = 100 * max(point["ideal_hit_rate"] for point in points)
     axes.axhline(ideal, color="#c1121f", linewidth=1, label="ideal")
-    axes.set_xticks(at, [size(point).replace(" + ", "\n") for point in points], fontsize=7)
+    axes.set_xticks(at, [size(point).replace(" + ", "\n") for point in bars], fontsize=7)
