@@ -55,9 +55,11 @@ def drawn(
 
 
 def loaded(spec: ModelSpec, folder: Path, dtype: torch.dtype = torch.float32) -> CausalLM:
-    model = build_model(spec, Parameters(dtype))
-    load_weights(spec, model.weights, folder)
-    pack_routers(model, load_backend("cpu"), dtype)
+    """As an engine loads it, its weights packed for the kernels."""
+    device = load_backend("cpu")
+    model = build_model(spec, Parameters(dtype, backend=device))
+    load_weights(spec, model.weights, folder, backend=device)
+    pack_routers(model, device, dtype)
     return model
 
 
@@ -160,3 +162,20 @@ class Bench:
         step = ComputedStep(hidden, torch.tensor(next_ids), positions, attention, sequences)
         found = dict(zip([q.seq_id for q in sequences], self.drafter.propose(step), strict=True))
         return [found.get(s, ()) for s in range(self.num_sequences)]
+
+
+def text(count: int, seed: int = 3, vocab: int = VOCAB) -> list[int]:
+    return np.random.default_rng(seed).integers(vocab, size=count).tolist()
+
+
+def chain(model: CausalLM, tokens: list[int], count: int, cuts: tuple[int, ...] = ()) -> list[int]:
+    """Drafts behind tokens, the prompt computed in chunks that end at `cuts`."""
+    bench = Bench(model)
+    bench.tokens[0] = list(tokens)
+    known = len(tokens) - 1
+    begin = 0
+    for end in (*cuts, known):
+        last = tokens[-1] if end == known else None
+        found = bench.step([tokens[begin:end]], [last], [count if end == known else 0])
+        begin = end
+    return list(found[0])

@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.oracle.configs import fresh_config
 from tests.oracle.heldout import heldout_windows
-from tests.speculative.drafting import VOCAB, Bench, draft_logits, drawn, loaded, mtp_spec
+from tests.speculative.drafting import (
+    VOCAB,
+    Bench,
+    chain,
+    draft_logits,
+    drawn,
+    loaded,
+    mtp_spec,
+    text,
+)
 from tests.speculative.hy3_float64 import Hy3Float64
 
 from moestro.backends.cpu import library
@@ -26,10 +35,6 @@ needs_kernels = pytest.mark.skipif(
 )
 
 
-def text(count: int, seed: int = 3, vocab: int = VOCAB) -> list[int]:
-    return np.random.default_rng(seed).integers(vocab, size=count).tolist()
-
-
 @pytest.fixture(scope="module")
 def one_layer(tmp_path_factory: pytest.TempPathFactory) -> tuple[CausalLM, Hy3Float64]:
     return drawn(mtp_spec(), SEED, tmp_path_factory.mktemp("one"))
@@ -38,19 +43,6 @@ def one_layer(tmp_path_factory: pytest.TempPathFactory) -> tuple[CausalLM, Hy3Fl
 @pytest.fixture(scope="module")
 def three_layers(tmp_path_factory: pytest.TempPathFactory) -> tuple[CausalLM, Hy3Float64]:
     return drawn(mtp_spec(3), SEED, tmp_path_factory.mktemp("three"))
-
-
-def chain(model: CausalLM, tokens: list[int], count: int, cuts: tuple[int, ...] = ()) -> list[int]:
-    """Drafts behind tokens, the prompt computed in chunks that end at `cuts`."""
-    bench = Bench(model)
-    bench.tokens[0] = list(tokens)
-    known = len(tokens) - 1
-    begin = 0
-    for end in (*cuts, known):
-        last = tokens[-1] if end == known else None
-        found = bench.step([tokens[begin:end]], [last], [count if end == known else 0])
-        begin = end
-    return list(found[0])
 
 
 def spec_of(seed: int) -> ModelSpec:
