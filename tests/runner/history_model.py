@@ -5,6 +5,7 @@ assertion. The same logits follow from a token list alone, so tests know what to
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,7 +47,7 @@ def history_spec(vocab_size: int = VOCAB) -> ModelSpec:
 
 
 def history_runner(
-    *, num_pages: int = 64, page_size: int = 4, max_num_seqs: int = 8, **options: int
+    *, num_pages: int = 64, page_size: int = 4, max_num_seqs: int = 8, **options: Any
 ) -> ModelRunner:
     pool = KVPool(history_spec(), num_pages, page_size, torch.float64)
     for pages in pool.layers:

@@ -1,4 +1,8 @@
-"""A hand-cranked scheduler: tests say which sequence computes how many tokens in a step."""
+"""A hand-cranked scheduler: tests say which sequence computes how many tokens in a step.
+
+With drafts it plans as the real one may: more drafts than there are, and starts that hold only if
+all of the last step's drafts were accepted.
+"""
 
 import random
 from collections.abc import Sequence
@@ -28,6 +32,9 @@ class Stream:
     computed: int = 0
     pages: list[int] = field(default_factory=list)
     known: bool = False
+    drafts: tuple[int, ...] = ()
+    rejected: int = 0
+    accepted: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: str | None = None
@@ -68,13 +75,23 @@ class Cranker:
         stream = self.streams.pop(seq_id)
         self.free.extend(stream.pages)
         stream.pages, stream.computed, stream.known = [], 0, False
+        stream.drafts, stream.rejected = (), 0
         self._released.append(seq_id)
         return stream
 
     def step(
-        self, wishes: Sequence[tuple[int, int]], masks: dict[int, bytes] | None = None
+        self,
+        wishes: Sequence[tuple[int, int]],
+        masks: dict[int, bytes] | None = None,
+        drafts: dict[int, tuple[int, int]] | None = None,
+        *,
+        ahead: bool = False,
     ) -> list[SequenceOutput]:
-        """Compute (seq_id, at most so many tokens), in this order."""
+        """Compute (seq_id, at most so many tokens), in this order.
+
+        drafts: of a sequence that samples, how many to verify at most and how many to propose.
+        masks: one for each of its draws, alike. ahead: plan as if all drafts had been accepted.
+        """
         items, new = [], []
         for seq_id, wish in wishes:
             stream = self.streams[seq_id]
@@ -82,14 +99,22 @@ class Cranker:
                 new.append(self._introduce(seq_id, stream))
             count = min(wish, stream.remaining)
             end = stream.computed + count
-            missing = -(-end // self.page_size) - len(stream.pages)
+            samples = end == len(stream.token_ids)
+            verified, proposed = (drafts or {}).get(seq_id, (0, 0)) if samples else (0, 0)
+            start = stream.computed + (stream.rejected if ahead and samples else 0)
+            reach = max(start + count, end + proposed) + verified
+            missing = max(0, -(-reach // self.page_size) - len(stream.pages))
             pages = [self.free.pop() for _ in range(missing)]
             given = tuple(pages) if stream.known else (*stream.pages, *pages)
             stream.pages += pages
             stream.known = True
-            samples = end == len(stream.token_ids)
             mask = (masks or {}).get(seq_id)
-            items.append(ScheduledSequence(seq_id, stream.computed, count, given, samples, mask))
+            allowed = None if mask is None else (mask,) * (1 + verified)
+            items.append(
+                ScheduledSequence(
+                    seq_id, start, count + verified, given, samples, allowed, verified, proposed
+                )
+            )
             stream.computed = end
         schedule = Schedule(self._steps, tuple(items), tuple(new), tuple(self._released))
         self._released.clear()
@@ -125,7 +150,18 @@ class Cranker:
             assert result == SequenceOutput(item.seq_id, error=result.error)
             stream.error = result.error
             return
-        assert len(result.token_ids) == int(item.samples)
+        accepted = result.num_accepted_tokens
+        if item.samples:
+            assert result.num_draft_tokens == min(item.num_draft_tokens, len(stream.drafts))
+            assert 1 <= len(result.token_ids) <= 1 + result.num_draft_tokens
+            assert result.token_ids[:accepted] == stream.drafts[:accepted]
+            stream.computed += accepted
+            stream.rejected = item.num_draft_tokens - accepted
+            stream.accepted.append(accepted)
+            stream.drafts = result.draft_token_ids
+        else:
+            assert result.token_ids == result.draft_token_ids == ()
+        assert len(result.draft_token_ids) <= item.num_next_drafts
         asked = stream.params.logprobs is not None
         assert len(result.logprobs) == len(result.token_ids) * asked
         stream.token_ids += result.token_ids

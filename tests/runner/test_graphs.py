@@ -21,9 +21,7 @@ from moestro.layers.moe import pack_routers
 from moestro.layers.parameters import Parameters
 from moestro.models.causal_lm import CausalLM
 from moestro.models.registry import build_model
-from moestro.ops.attention import AttentionMetadata
-from moestro.runner.forward_batch import ForwardBatch
-from moestro.runner.graphs import DecodeGraphs, capture_sizes
+from moestro.runner.graphs import capture_sizes
 from moestro.runner.kv_pool import KVPool
 from moestro.runner.model_runner import ModelRunner
 
@@ -45,12 +43,13 @@ def make_model(spec: ModelSpec, dtype: torch.dtype) -> CausalLM:
     return model
 
 
-def make(spec: ModelSpec, dtype: torch.dtype, *, graphs: bool) -> ModelRunner:
+def make(spec: ModelSpec, dtype: torch.dtype, *, graphs: bool, **options: Any) -> ModelRunner:
     device = load_backend("cpu")
     model = make_model(spec, dtype)
     pool = KVPool(spec, PAGES, PAGE_SIZE, dtype)
     graph_pool = device.graph_pool() if graphs else None
-    return ModelRunner(model, pool, max_num_seqs=8, max_model_len=96, graph_pool=graph_pool)
+    options = {"max_num_seqs": 8, "max_model_len": 96, "graph_pool": graph_pool} | options
+    return ModelRunner(model, pool, **options)
 
 
 def stream(i: int, params: SamplingParams) -> Stream:
@@ -101,16 +100,20 @@ def test_warm_up_captures_each_size_once_and_tells() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seqs", "tokens", "sizes"),
+    ("seqs", "tokens", "drafts", "sizes"),
     [
-        (1, 1, (1,)),
-        (8, 8, (8, 4, 2, 1)),
-        (100, 100, (100, 64, 32, 16, 8, 4, 2, 1)),
-        (9, 3, (3, 2, 1)),
+        (1, 1, 0, [(1, 1)]),
+        (8, 8, 0, [(8, 1), (4, 1), (2, 1), (1, 1)]),
+        (100, 100, 0, [(n, 1) for n in (100, 64, 32, 16, 8, 4, 2, 1)]),
+        (9, 3, 0, [(3, 1), (2, 1), (1, 1)]),
+        (4, 99, 3, [(4, 4), (2, 4), (1, 4), (4, 1), (1, 3), (1, 2), (2, 1), (1, 1)]),
+        (4, 9, 3, [(2, 4), (1, 4), (4, 1), (1, 3), (1, 2), (2, 1), (1, 1)]),
     ],
 )
-def test_sizes_that_are_captured(seqs: int, tokens: int, sizes: tuple[int, ...]) -> None:
-    assert capture_sizes(seqs, tokens) == sizes
+def test_sizes_that_are_captured(
+    seqs: int, tokens: int, drafts: int, sizes: list[tuple[int, int]]
+) -> None:
+    assert list(capture_sizes(seqs, tokens, drafts)) == sizes
 
 
 def test_threads_and_levels_may_change_between_steps() -> None:
@@ -169,49 +172,6 @@ def test_a_step_that_cannot_be_captured_runs_eagerly(caplog: pytest.LogCaptureFi
     assert results[0].token_ids == results[1].token_ids
     assert runner.num_graphs == 0
     assert "torch computes aten.add" in caplog.text
-
-
-def _verification(start: int, width: int, shift: int) -> ForwardBatch:
-    """Two sequences, `width` known tokens of each from `start` on, all of them scored."""
-    rows = torch.arange(2 * width)
-    positions = torch.arange(start, start + width).repeat(2)
-    pages = torch.tensor([[3, 1, 7, 5, 20, 9], [8, 2, 6, 4, 21, 10]], dtype=torch.int32)
-    owner = rows // width
-    return ForwardBatch(
-        input_ids=(rows * 7 + shift) % VOCAB,
-        positions=positions,
-        attention=AttentionMetadata(
-            query_start_loc=torch.tensor([0, width, 2 * width], dtype=torch.int32),
-            seq_lens=torch.full((2,), start + width, dtype=torch.int32),
-            page_table=pages[:, : -(-(start + width) // PAGE_SIZE)].contiguous(),
-            slot_mapping=pages[owner, positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE,
-            max_query_len=width,
-            max_seq_len=start + width,
-        ),
-        logits_indices=rows,
-        sampled=(0, 1),
-        scored=(),
-    )
-
-
-@torch.inference_mode()
-def test_rows_of_a_verification_are_captured_by_their_width() -> None:
-    device = load_backend("cpu")
-    pool = device.graph_pool()
-    assert pool is not None
-    model = make_model(HY3, torch.bfloat16)
-    mine, theirs = (KVPool(HY3, PAGES, PAGE_SIZE, torch.bfloat16) for _ in range(2))
-    graphs = DecodeGraphs(pool, model, mine, max_num_seqs=4, max_num_tokens=12, page_table_width=24)
-    start = 0
-    for shift, width in enumerate((3, 3, 2, 3, 2, 1, 3)):
-        batch = _verification(start, width, shift)
-        start += width
-        logits = graphs.logits(batch)
-        assert logits is not None
-        hidden = model(batch.input_ids, batch.positions, theirs.layers, batch.attention)
-        assert torch.equal(logits, model.compute_logits(hidden))
-    assert graphs.num_graphs == 3
-    assert graphs.logits(_verification(start, 7, 0)) is None  # more tokens than it takes
 
 
 @pytest.mark.parametrize("graphs", [True, False])

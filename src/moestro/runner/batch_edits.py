@@ -6,11 +6,17 @@ import numpy as np
 import torch
 
 from moestro.ops.logit_edits import TokenBias, TokenCounts
-from moestro.runner.sequence_state import SequenceState
+from moestro.runner.sequence_state import Bias, SequenceState
 from moestro.runner.token_tally import TokenTally
 
 _SLACK = 64
 """Entries of room for the distinct tokens that a row will add, before all are laid out anew."""
+
+_FEW = 8
+"""So many new tokens are counted one by one; more are copied with all others."""
+
+Row = tuple[SequenceState, int]
+"""The draw of a sequence behind so many of its drafts."""
 
 
 class BiasRows:
@@ -18,21 +24,21 @@ class BiasRows:
 
     __slots__ = ("_bias", "_held", "_num_rows", "_rows")
 
-    def __init__(self, states: Sequence[SequenceState]) -> None:
-        self._num_rows = len(states)
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._num_rows = len(rows)
         self._rows = [
-            (row, state)
-            for row, state in enumerate(states)
+            (at, state, depth)
+            for at, (state, depth) in enumerate(rows)
             if state.params.logit_bias or (state.params.min_tokens and state.stop_token_ids)
         ]
-        self._held: list[tuple[np.ndarray, np.ndarray]] = []
+        self._held: list[Bias] = []
         self._bias: TokenBias | None = None
 
     def update(self) -> TokenBias | None:
         """The biases of the coming step, None when no row has any."""
         if not self._rows:
             return None
-        now = [state.token_bias() for _, state in self._rows]
+        now = [state.token_bias(depth) for _, state, depth in self._rows]
         same = len(now) == len(self._held) and all(
             a is b for a, b in zip(now, self._held, strict=True)
         )
@@ -43,7 +49,7 @@ class BiasRows:
 
     def _lay_out(self) -> TokenBias | None:
         sizes = np.zeros(self._num_rows, np.int64)
-        sizes[[row for row, _ in self._rows]] = [len(ids) for ids, _ in self._held]
+        sizes[[at for at, _, _ in self._rows]] = [len(ids) for ids, _ in self._held]
         if not sizes.any():
             return None
         arrays = (
@@ -55,65 +61,111 @@ class BiasRows:
         return TokenBias(*map(torch.from_numpy, arrays))
 
 
+class _CountedRow:
+    """One row: `seen` output tokens of its sequence are in its segment, and some of the drafts."""
+
+    __slots__ = ("at", "depth", "extra", "seen", "state", "tally")
+
+    def __init__(self, at: int, state: SequenceState, tally: TokenTally, depth: int) -> None:
+        self.at, self.state, self.tally, self.depth = at, state, tally, depth
+        self.seen = 0
+        self.extra: list[int] = []
+        """Entries that a draft added one to."""
+
+
 class CountRows:
-    """The tokens that a batch's penalties act on, a segment with room to grow each row."""
+    """The tokens that a batch's penalties act on, a segment with room to grow each row.
 
-    __slots__ = ("_counts", "_ids", "_output_counts", "_rows", "_seen", "_sizes", "_starts")
+    A row's segment begins with the entries of its sequence's tally, in their order; those that
+    only its drafts add come behind them.
+    """
 
-    def __init__(self, states: Sequence[SequenceState]) -> None:
-        self._rows: list[tuple[int, TokenTally]] = [
-            (row, state.tally) for row, state in enumerate(states) if state.tally is not None
+    __slots__ = ("_counts", "_ids", "_output_counts", "_rows", "_sizes", "_starts")
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = [
+            _CountedRow(at, state, state.tally, depth)
+            for at, (state, depth) in enumerate(rows)
+            if state.tally is not None
         ]
         self._counts: TokenCounts | None = None
         if self._rows:
-            self._sizes = np.zeros(len(states), np.int64)
-            self._starts = np.zeros(len(states), np.int64)
+            self._sizes = np.zeros(len(rows), np.int64)
+            self._starts = np.zeros(len(rows), np.int64)
             params = [
                 (s.params.repetition_penalty, s.params.frequency_penalty, s.params.presence_penalty)
-                for s in states
+                for s, _ in rows
             ]
             self._lay_out(*torch.tensor(list(zip(*params, strict=True)), dtype=torch.float64))
 
     def update(self) -> TokenCounts | None:
         """The counts of the coming step, None when no row has penalties."""
-        for at, (row, tally) in enumerate(self._rows):
-            added = tally.num_added - self._seen[at]
-            if added == 0:
-                continue
-            self._seen[at] = tally.num_added
-            size = len(tally.token_ids)
-            start = int(self._starts[row])
-            end = self._starts[row + 1] if row + 1 < len(self._starts) else len(self._ids)
-            if start + size > end:
+        for row in self._rows:
+            if not self._catch_up(row):
                 counts = self._counts
                 assert counts is not None
                 self._lay_out(counts.repetition, counts.frequency, counts.presence)
                 break
-            self._sizes[row] = size
-            if added == 1:
-                entry = tally.last_entry
-                self._ids[start + entry] = tally.token_ids[entry]
-                self._output_counts[start + entry] = tally.counts[entry]
-            else:
-                self._ids[start : start + size] = tally.token_ids
-                self._output_counts[start : start + size] = tally.counts
+        for row in self._rows:
+            if row.depth:
+                self._add_drafts(row)
         return self._counts
+
+    def _catch_up(self, row: _CountedRow) -> bool:
+        """Bring a row's segment to its sequence's tokens; False where it has no room for them."""
+        start, tally = int(self._starts[row.at]), row.tally
+        for entry in row.extra:
+            self._output_counts[start + entry] -= 1
+        row.extra = []
+        size = len(tally.token_ids)
+        last = row.at + 1 == len(self._starts)
+        end = len(self._ids) if last else int(self._starts[row.at + 1])
+        if start + size + row.depth > end:
+            return False
+        self._sizes[row.at] = size
+        added = tally.num_added - row.seen
+        row.seen = tally.num_added
+        if added > _FEW:
+            self._ids[start : start + size] = tally.token_ids
+            self._output_counts[start : start + size] = tally.counts
+        elif added:
+            for token_id in row.state.token_ids[-added:].tolist():
+                at = tally.entry_of(token_id)
+                assert at is not None
+                self._ids[start + at] = token_id
+                self._output_counts[start + at] = tally.counts[at]
+        return True
+
+    def _add_drafts(self, row: _CountedRow) -> None:
+        start, size = int(self._starts[row.at]), len(row.tally.token_ids)
+        own: dict[int, int] = {}
+        for token_id in row.state.drafts[: row.depth]:
+            entry = row.tally.entry_of(token_id)
+            if entry is None:
+                if token_id not in own:
+                    own[token_id] = size + len(own)
+                    self._ids[start + own[token_id]] = token_id
+                    self._output_counts[start + own[token_id]] = 0
+                entry = own[token_id]
+            self._output_counts[start + entry] += 1
+            row.extra.append(entry)
+        self._sizes[row.at] = size + len(own)
 
     def _lay_out(
         self, repetition: torch.Tensor, frequency: torch.Tensor, presence: torch.Tensor
     ) -> None:
         room = np.zeros(len(self._sizes), np.int64)
-        for row, tally in self._rows:
-            self._sizes[row] = len(tally.token_ids)
-            room[row] = len(tally.token_ids) + _SLACK
+        for row in self._rows:
+            self._sizes[row.at] = len(row.tally.token_ids)
+            room[row.at] = len(row.tally.token_ids) + row.depth + _SLACK
         self._starts[:] = room.cumsum() - room
         self._ids = np.zeros(int(room.sum()), np.int64)
         self._output_counts = np.zeros(len(self._ids), np.int64)
-        for row, tally in self._rows:
-            start = self._starts[row]
-            self._ids[start : start + self._sizes[row]] = tally.token_ids
-            self._output_counts[start : start + self._sizes[row]] = tally.counts
-        self._seen = [tally.num_added for _, tally in self._rows]
+        for row in self._rows:
+            start = self._starts[row.at]
+            self._ids[start : start + self._sizes[row.at]] = row.tally.token_ids
+            self._output_counts[start : start + self._sizes[row.at]] = row.tally.counts
+            row.seen, row.extra = row.tally.num_added, []
         self._counts = TokenCounts(
             torch.from_numpy(self._starts),
             torch.from_numpy(self._sizes),

@@ -25,8 +25,8 @@ class ForwardBatch:
     """One step's tensors, sequences in schedule order.
 
     input_ids, positions: [T] int64. logits_indices: [M] int64, the rows of the hidden states that
-    need logits: first one a sequence in `sampled` (places in Schedule.sequences), then the rows of
-    each run in `scored`.
+    need logits: first, for each sequence in `sampled` (places in Schedule.sequences), those of its
+    last known token and its drafts, as many as `draws` says; then the rows of each run in `scored`.
     """
 
     input_ids: torch.Tensor
@@ -34,4 +34,5 @@ class ForwardBatch:
     attention: AttentionMetadata
     logits_indices: torch.Tensor
     sampled: tuple[int, ...]
+    draws: tuple[int, ...]
     scored: tuple[ScoredRun, ...]

@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
 from moestro.backends.base import CapturedStep, GraphPool
 from moestro.errors import UnsupportedError
 from moestro.models.causal_lm import CausalLM
-from moestro.runner.forward_batch import ForwardBatch
+from moestro.ops.attention import AttentionMetadata
 from moestro.runner.kv_pool import KVPool
 from moestro.runner.step_inputs import StepInputs
 
@@ -18,22 +19,55 @@ Told = Callable[[int, int], None]
 """Called with sizes captured and sizes in all."""
 
 
-def capture_sizes(max_num_seqs: int, max_num_tokens: int) -> tuple[int, ...]:
-    """Batch sizes captured before the first request: powers of two and the largest one, falling.
+MAX_GRAPHS = 256
+"""The least recently used goes first; a graph keeps about 1 KB a layer and kernel call."""
 
-    Kernels take any number of rows, so no batch is padded; another size is captured when it first
-    comes.
+_MAX_SEQS_OF_EVERY_WIDTH = 1
+"""Batches up to this size are captured with every number of drafts, others with none and all."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStep:
+    """What a captured step computed, and from what; valid until the next one.
+
+    hidden_states: [T, N] after the final norm; logits: [T, V] fp32; positions: [T] int64.
+    attention's maxima are those of the step that was captured.
+    """
+
+    hidden_states: torch.Tensor
+    logits: torch.Tensor
+    positions: torch.Tensor
+    attention: AttentionMetadata
+
+
+def capture_sizes(
+    max_num_seqs: int, max_num_tokens: int, num_drafts: int = 0
+) -> tuple[tuple[int, int], ...]:
+    """(sequences, tokens of each) captured before the first request, most tokens first.
+
+    Sequences: powers of two and the largest number. Tokens: one, and one more than the drafts; a
+    sequence alone may have fewer drafts too. Kernels take any number of rows, so no batch is
+    padded; another size is captured when it first comes.
     """
     most = min(max_num_seqs, max_num_tokens)
-    sizes = {1 << i for i in range(most.bit_length())} | {most}
-    return tuple(sorted((s for s in sizes if 0 < s <= most), reverse=True))
+    counts = {1 << i for i in range(most.bit_length())} | {most}
+    sizes = [
+        (seqs, width)
+        for seqs in counts
+        for width in range(1, num_drafts + 2)
+        if 0 < seqs <= most
+        and seqs * width <= max_num_tokens
+        and (width in (1, num_drafts + 1) or seqs <= _MAX_SEQS_OF_EVERY_WIDTH)
+    ]
+    return tuple(sorted(sizes, key=lambda size: (-size[0] * size[1], size)))
 
 
 class DecodeGraphs:
-    """Steps from token ids to logits, by (sequences, tokens of each): all rows are scored.
+    """Steps from token ids to logits, by (sequences, tokens): all rows are scored.
 
-    `inputs` are arrays that every graph shares and each step fills. A step that can't be captured
-    (torch would compute a part of it) turns graphs off with a warning: it would come out wrong.
+    How the tokens are shared out among the sequences is data, as lengths are. `inputs` are arrays
+    that every graph shares and each step fills. A step that can't be captured (torch would compute
+    a part of it) turns graphs off with a warning: it would come out wrong.
     """
 
     def __init__(
@@ -65,35 +99,34 @@ class DecodeGraphs:
     def num_graphs(self) -> int:
         return len(self._graphs)
 
-    def logits(self, batch: ForwardBatch) -> torch.Tensor | None:
-        """[T, V] fp32 of a step that scores every row; None when it is no such step.
+    def takes(self, num_seqs: int, num_tokens: int) -> bool:
+        """Whether a step of such a size is or can be captured."""
+        return not self._off and num_seqs <= self._max[0] and num_tokens <= self._max[1]
 
-        Valid until the next call.
-        """
-        key = self._key(batch)
-        if key is None:
-            return None
-        self.inputs.fill(batch)
-        return self._run(key, batch.attention.max_seq_len)
+    def decode(self, num_seqs: int, num_tokens: int, max_seq_len: int) -> GraphStep:
+        """The step that lies in `inputs` already."""
+        key = (num_seqs, num_tokens)
+        graph = self._graphs.pop(key, None)
+        if graph is None or not graph.is_current():
+            if graph is not None:
+                graph.close()
+            return self._capture(key, max_seq_len)
+        self._graphs[key] = graph  # the last of them now
+        self._model.prepare_positions(max_seq_len)
+        graph.replay()
+        result: GraphStep = graph.result
+        return result
 
-    def takes(self, num_seqs: int) -> bool:
-        """Whether a step of so many sequences, one token each, is or can be captured."""
-        return not self._off and num_seqs <= min(self._max)
-
-    def decode(self, num_seqs: int, max_seq_len: int) -> torch.Tensor:
-        """logits of sequences of one token each that lie in `inputs` already."""
-        return self._run((num_seqs, 1), max_seq_len)
-
-    def warm_up(self, told: Told | None = None) -> None:
+    def warm_up(self, told: Told | None = None, num_drafts: int = 0) -> None:
         """Capture decode steps of capture_sizes, on page 0 and without storing."""
-        sizes = capture_sizes(*self._max)
-        for done, size in enumerate(sizes):
+        sizes = capture_sizes(*self._max, num_drafts)
+        for done, (seqs, width) in enumerate(sizes):
             if self._off:
                 return
             if told is not None:
                 told(done, len(sizes))
-            self.inputs.fill_blank(size)
-            self._capture((size, 1), 1)
+            self.inputs.fill_blank(seqs, width)
+            self._capture((seqs, seqs * width), width)
         if told is not None:
             told(len(sizes), len(sizes))
 
@@ -104,35 +137,14 @@ class DecodeGraphs:
             graph.close()
         self._graphs.clear()
 
-    def _key(self, batch: ForwardBatch) -> tuple[int, int] | None:
-        tokens, seqs = len(batch.input_ids), len(batch.attention.seq_lens)
-        width = batch.attention.max_query_len
-        whole = tokens == seqs * width == len(batch.logits_indices) and not batch.scored
-        if self._off or not whole:
-            return None
-        return (seqs, width) if seqs <= self._max[0] and tokens <= self._max[1] else None
-
-    def _run(self, key: tuple[int, int], max_seq_len: int) -> torch.Tensor:
-        graph = self._graphs.get(key)
-        if graph is None or not graph.is_current():
-            return self._capture(key, max_seq_len)
-        self._model.prepare_positions(max_seq_len)
-        graph.replay()
-        result: torch.Tensor = graph.result
-        return result
-
-    def _capture(self, key: tuple[int, int], max_seq_len: int) -> torch.Tensor:
+    def _capture(self, key: tuple[int, int], max_seq_len: int) -> GraphStep:
         """Run a step of the inputs as they lie, and keep it where it can be kept."""
-        stale = self._graphs.pop(key, None)
-        if stale is not None:
-            stale.close()
         self._model.prepare_positions(max_seq_len)
-        seqs, width = key
-        ids, positions, attn = self.inputs.tensors(seqs, width, max_seq_len)
+        ids, positions, attn = self.inputs.tensors(*key, max_seq_len)
 
-        def step() -> torch.Tensor:
+        def step() -> GraphStep:
             hidden = self._model(ids, positions, self._kv_pool.layers, attn)
-            return self._model.compute_logits(hidden)
+            return GraphStep(hidden, self._model.compute_logits(hidden), positions, attn)
 
         try:
             graph = self._pool.capture(step)
@@ -140,6 +152,8 @@ class DecodeGraphs:
             self.close()
             logger.warning("every step runs eagerly from now on: %s", error)
             return step()
+        if len(self._graphs) == MAX_GRAPHS:
+            self._graphs.pop(next(iter(self._graphs))).close()
         self._graphs[key] = graph
-        result: torch.Tensor = graph.result
+        result: GraphStep = graph.result
         return result

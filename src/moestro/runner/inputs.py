@@ -1,6 +1,7 @@
 """From a Schedule and what the runner remembers to a ForwardBatch."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -11,6 +12,14 @@ from moestro.runner.forward_batch import ForwardBatch, ScoredRun
 from moestro.runner.page_table import PageTable
 from moestro.runner.sequence_state import SequenceState
 from moestro.runner.step_inputs import StepInputs
+
+
+class Span(NamedTuple):
+    """Positions [start, start + num_tokens) of a sequence, the last num_drafts of them drafts."""
+
+    start: int
+    num_tokens: int
+    num_drafts: int
 
 
 class InputBuilder:
@@ -41,71 +50,109 @@ class InputBuilder:
         """The state of each scheduled sequence, in order."""
         return [self._states[item.seq_id] for item in schedule.sequences]
 
-    def fill_decode(
-        self, schedule: Schedule, states: Sequence[SequenceState], inputs: StepInputs
-    ) -> int:
-        """Write a step in which every sequence computes and samples one token into `inputs`.
+    def page_table(self, state: SequenceState) -> np.ndarray:
+        """[P] int32, a sequence's pages in order."""
+        return self._table.pages_of(state.row)
 
-        Returns the longest length, or 0, and then nothing has happened, for another kind of step.
+    @staticmethod
+    def span(item: ScheduledSequence, state: SequenceState) -> Span:
+        """Where a run lies now that its sequence's tokens and drafts are known."""
+        if not item.samples:
+            return Span(item.start, item.num_tokens, 0)
+        num_known = item.num_tokens - item.num_draft_tokens
+        num_drafts = min(item.num_draft_tokens, len(state.drafts))
+        return Span(state.num_tokens - num_known, num_known + num_drafts, num_drafts)
+
+    def decode_size(
+        self, schedule: Schedule, states: Sequence[SequenceState]
+    ) -> tuple[int, tuple[int, ...] | None] | None:
+        """Of a step in which every sequence has one known token to compute, and its drafts: tokens
+        in all, and those of each sequence (None where that is one); None for another step."""
+        drafting = False
+        for item in schedule.sequences:
+            if item.num_tokens != 1 + item.num_draft_tokens or not item.samples:
+                return None
+            if item.num_draft_tokens:
+                drafting = True
+        if not drafting:
+            return len(states), None
+        widths = tuple(
+            1 + min(item.num_draft_tokens, len(state.drafts))
+            for item, state in zip(schedule.sequences, states, strict=True)
+        )
+        num_tokens = sum(widths)
+        return num_tokens, None if num_tokens == len(states) else widths
+
+    def fill_decode(
+        self,
+        schedule: Schedule,
+        states: Sequence[SequenceState],
+        widths: tuple[int, ...] | None,
+        inputs: StepInputs,
+    ) -> int:
+        """Write a step of decode_size into `inputs`; its longest length.
+
         Raises ValueError as build does.
         """
-        for item, state in zip(schedule.sequences, states, strict=True):
-            if item.num_tokens != 1 or not item.samples or _is_scored(item, state):
-                return 0
         table, size, count = self._table, self._table.page_size, len(states)
-        ids, positions, slots, rows = [], [], [], []
-        for item, state in zip(schedule.sequences, states, strict=True):
-            start, row = item.start, state.row
+        ids, positions, slots, rows, lengths = [], [], [], [], []
+        for i, (item, state) in enumerate(zip(schedule.sequences, states, strict=True)):
+            start, row = state.num_tokens - 1, state.row
+            end = start + (1 if widths is None else widths[i])
             if item.new_pages:
                 table.append(row, item.new_pages)
-            if start + 1 != state.num_tokens or start >= table.capacity(row):
-                self._check(item, state)
-            ids.append(state.token_at(start))
-            positions.append(start)
-            page, offset = divmod(start, size)
-            slots.append(table.pages.item(row, page) * size + offset)
+            if item.start != start or end > table.capacity(row):
+                self._check(item, state, self.span(item, state))
+            for position in range(start, end):
+                ids.append(state.token_at(position))
+                positions.append(position)
+                page, offset = divmod(position, size)
+                slots.append(table.pages.item(row, page) * size + offset)
+            lengths.append(end)
             rows.append(row)
-        inputs.ids[:count] = ids
-        inputs.positions[:count] = positions
-        inputs.slots[:count] = slots
-        np.add(inputs.positions[:count], 1, out=inputs.seq_lens[:count], casting="unsafe")
-        longest = max(positions) + 1
+        num_tokens, longest = len(ids), max(lengths)
+        inputs.ids[:num_tokens] = ids
+        inputs.positions[:num_tokens] = positions
+        inputs.slots[:num_tokens] = slots
+        inputs.seq_lens[:count] = lengths
         width = -(-longest // size)
         if inputs.table_of != (table.version, width, rows):
             table.pages[:, :width].take(rows, axis=0, out=inputs.table[:count, :width])
             inputs.table_of = (table.version, width, rows)
-            inputs.starts[: count + 1] = range(count + 1)
+        if inputs.widths != (count, widths):
+            inputs.starts[1 : count + 1] = np.cumsum(widths or [1] * count)
+            inputs.widths = (count, widths)
         return longest
 
     def build(self, schedule: Schedule, states: Sequence[SequenceState]) -> ForwardBatch:
         """The batch of a non-empty schedule. Raises ValueError when the two disagree."""
-        items = schedule.sequences
+        items, spans = schedule.sequences, []
         for item, state in zip(items, states, strict=True):
             if item.new_pages:
                 self._table.append(state.row, item.new_pages)
-            self._check(item, state)
-        starts = np.array([item.start for item in items], np.int64)
-        lens = np.array([item.num_tokens for item in items], np.int64)
+            span = self.span(item, state)
+            self._check(item, state, span)
+            spans.append(span)
+        starts = np.array([span.start for span in spans], np.int64)
+        lens = np.array([span.num_tokens for span in spans], np.int64)
         ends = np.cumsum(lens)
+        pairs = zip(spans, states, strict=True)
         if int(ends[-1]) == len(items):
             positions = starts
-            ids = [s.token_at(i.start) for i, s in zip(items, states, strict=True)]
-            input_ids = np.array(ids, np.int64)
+            input_ids = np.array([s.token_at(p.start) for p, s in pairs], np.int64)
         else:
             positions = np.repeat(starts - ends + lens, lens) + np.arange(ends[-1])
-            input_ids = np.concatenate(
-                [
-                    s.token_ids[i.start : i.start + i.num_tokens]
-                    for i, s in zip(items, states, strict=True)
-                ]
-            )
-        scored = _scored_runs(items, states)
+            input_ids = np.concatenate([s.tokens_at(p.start, p.num_tokens) for p, s in pairs])
+        sampled = tuple(i for i, item in enumerate(items) if item.samples)
+        draws = tuple(1 + spans[i].num_drafts for i in sampled)
+        scored = _scored_runs(spans, states)
         return ForwardBatch(
             input_ids=torch.from_numpy(input_ids),
             positions=torch.from_numpy(positions),
             attention=self._attention(states, starts, lens, positions),
-            logits_indices=torch.from_numpy(_logits_indices(items, ends, scored)),
-            sampled=tuple(i for i, item in enumerate(items) if item.samples),
+            logits_indices=torch.from_numpy(_logits_indices(spans, ends, sampled, scored)),
+            sampled=sampled,
+            draws=draws,
             scored=scored,
         )
 
@@ -135,14 +182,17 @@ class InputBuilder:
             max_seq_len=max_seq_len,
         )
 
-    def _check(self, item: ScheduledSequence, state: SequenceState) -> None:
-        end = item.start + item.num_tokens
-        known = state.num_tokens
-        if item.num_tokens < 1 or end > known or (item.samples and end != known):
+    def _check(self, item: ScheduledSequence, state: SequenceState, span: Span) -> None:
+        start, num_tokens, num_drafts = span
+        known, num_known = state.num_tokens, num_tokens - num_drafts
+        fits = num_known > 0 and 0 <= start <= known - num_known
+        if not (fits and start <= item.start <= start + state.num_unsaid):
             raise ValueError(
-                f"sequence {item.seq_id} is scheduled for positions [{item.start}, {end}) with "
-                f"samples={item.samples}, but {known} of its tokens are known."
+                f"sequence {item.seq_id} is scheduled for positions [{item.start}, "
+                f"{item.start + item.num_tokens}) with samples={item.samples} and "
+                f"{item.num_draft_tokens} drafts, but {known} of its tokens are known."
             )
+        end = start + num_tokens
         if end > self._table.capacity(state.row):
             raise ValueError(
                 f"sequence {item.seq_id} is scheduled up to position {end}, but its pages hold "
@@ -150,35 +200,28 @@ class InputBuilder:
             )
 
 
-def _is_scored(item: ScheduledSequence, state: SequenceState) -> bool:
-    """Whether a step of one token may score a token of the prompt."""
-    return state.prompt_logprobs_from is not None and item.start < state.num_prompt_tokens - 1
-
-
-def _scored_runs(
-    items: Sequence[ScheduledSequence], states: Sequence[SequenceState]
-) -> tuple[ScoredRun, ...]:
+def _scored_runs(spans: Sequence[Span], states: Sequence[SequenceState]) -> tuple[ScoredRun, ...]:
     """The scheduled positions whose next token is of the prompt and wanted."""
     runs = []
-    for index, (item, state) in enumerate(zip(items, states, strict=True)):
+    for index, (span, state) in enumerate(zip(spans, states, strict=True)):
         if state.prompt_logprobs_from is not None:
-            start = max(item.start, state.prompt_logprobs_from - 1)
-            end = min(item.start + item.num_tokens, state.num_prompt_tokens - 1)
+            start = max(span.start, state.prompt_logprobs_from - 1)
+            end = min(span.start + span.num_tokens, state.num_prompt_tokens - 1)
             if start < end:
                 runs.append(ScoredRun(index, start, end - start))
     return tuple(runs)
 
 
 def _logits_indices(
-    items: Sequence[ScheduledSequence], ends: np.ndarray, scored: Sequence[ScoredRun]
+    spans: Sequence[Span], ends: np.ndarray, sampled: Sequence[int], scored: Sequence[ScoredRun]
 ) -> np.ndarray:
     """[M] int64, in the order ForwardBatch promises. ends: [S], one past each run's last row."""
-    last: np.ndarray = ends[np.array([item.samples for item in items], bool)] - 1
-    if not scored:
+    if not scored and all(span.num_drafts == 0 for span in spans):
+        last: np.ndarray = ends[list(sampled)] - 1
         return last
-    runs = []
+    rows = [ends[i] - 1 - np.arange(spans[i].num_drafts, -1, -1) for i in sampled]
     for run in scored:
-        item = items[run.index]
-        row = int(ends[run.index]) - item.num_tokens + run.start - item.start
-        runs.append(np.arange(row, row + run.num_tokens))
-    return np.concatenate([last, *runs])
+        span = spans[run.index]
+        row = int(ends[run.index]) - span.num_tokens + run.start - span.start
+        rows.append(np.arange(row, row + run.num_tokens))
+    return np.concatenate(rows) if rows else np.zeros(0, np.int64)

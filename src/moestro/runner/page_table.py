@@ -45,6 +45,10 @@ class PageTable:
         self.pages[row, begin:end] = new_pages
         self._counts[row] = end
 
+    def pages_of(self, row: int) -> np.ndarray:
+        """[P] int32, the pages of a row."""
+        return self.pages[row, : self._counts[row]]
+
     def capacity(self, row: int) -> int:
         """Tokens the row's pages hold."""
         return self._counts[row] * self.page_size

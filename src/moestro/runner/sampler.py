@@ -18,8 +18,9 @@ from moestro.ops.sampling import (
     sample,
     token_logprobs,
 )
-from moestro.runner.batch_edits import BiasRows, CountRows
+from moestro.runner.batch_edits import BiasRows, CountRows, Row
 from moestro.runner.sequence_state import SequenceState
+from moestro.speculative.verify import num_said
 
 _NOT_FINITE = (
     "the model produced logits that are not finite (NaN or infinity) for this sequence; its "
@@ -31,120 +32,196 @@ _NOTHING_ALLOWED = (
 
 
 class Sampler:
-    """Draws the next token of each sequence of a batch, in one call of ops.sample.
+    """Draws the next tokens of each sequence of a batch, in one call of ops.sample.
 
-    The options of the batch's rows lie in arrays that are kept as long as the batch stays the
-    same sequences in the same order; from step to step only positions change, and what the last
-    token added to penalties. pool: captures the call where it comes again with the same arrays:
-    replaying it takes a tenth of the host's time.
+    A sequence with drafts has a row for each and one more: row j is drawn as if the drafts before
+    it were accepted, and it counts if they are. The options of the rows lie in arrays that are kept
+    as long as the batch stays the same sequences in the same order; from step to step only
+    positions change, and what the last tokens added to penalties. pool: captures the call where it
+    comes again with the same arrays: replaying it takes a tenth of the host's time.
+
+    row_token_ids: what each row of the last call drew, whether it counts or not; NO_TOKEN where
+    nothing could be drawn.
     """
 
-    __slots__ = (
-        "_batch",
-        "_bias",
-        "_captured",
-        "_counts",
-        "_logits",
-        "_pool",
-        "_position",
-        "_states",
-    )
+    __slots__ = ("_layouts", "_pool", "_states", "row_token_ids")
 
     def __init__(self, pool: GraphPool | None = None) -> None:
         self._pool = pool
         self._states: list[SequenceState] = []
-        self._captured: CapturedStep | None = None
-        self._logits: torch.Tensor | None = None  # what the last call drew from in place
-        self._prepare()
+        self._layouts: dict[tuple[int, ...], _Layout] = {}
+        self.row_token_ids: list[int] = []
 
     def sample(
         self,
         logits: torch.Tensor,
         states: Sequence[SequenceState],
         masks: Sequence[bytes | None],
+        widths: Sequence[int] | None = None,
         *,
         in_place: bool = False,
     ) -> list[SequenceOutput]:
-        """Draw one token a row; row i of logits [S, V] fp32 belongs to states[i].
+        """Draw for each of `states`: widths[i] rows of logits [M, V] fp32, one without widths.
 
-        masks: grammar bits (see core.grammar) or None. in_place: this tensor is written anew and
-        handed over again for a later step. A sequence that can't go on gets an error; its
-        neighbours don't notice. logits are as they were afterwards.
+        masks: of each row, grammar bits (see core.grammar) or None. in_place: this tensor is
+        written anew and handed over again for a later step. A sequence that can't go on gets an
+        error, once the row that shows it is the first; its neighbours don't notice. logits are as
+        they were afterwards.
         """
         if self._states != states:
             self._states = list(states)
-            self._prepare()
-        self._position[:] = [state.num_tokens for state in states]
-        batch = self._batch
-        bias, counts, mask = self._bias.update(), self._counts.update(), None
-        if any(masks):
-            mask = _token_mask(masks, logits.shape[1])
-        if bias is not None or counts is not None or mask is not None:
-            batch = SamplingBatch(
-                batch.metadata, bias, mask, counts, batch.num_logprobs, batch.max_logprobs
-            )
-        drawn = self._draw(logits, batch) if in_place else sample(logits, batch)
+            self._layouts.clear()
+        key = () if widths is None else tuple(widths)
+        layout = self._layouts.get(key)
+        if layout is None:
+            if len(self._layouts) == _MAX_LAYOUTS:
+                del self._layouts[next(iter(self._layouts))]
+            layout = self._layouts[key] = _Layout(_rows(states, widths))
+        batch = layout.batch(masks, logits.shape[1])
+        drawn = self._draw(logits, layout, batch) if in_place else sample(logits, batch)
         token_ids: list[int] = drawn.token_ids.tolist()
-        if drawn.logprobs is None and min(token_ids, default=0) >= 0:
+        self.row_token_ids = token_ids
+        plain = drawn.logprobs is None and min(token_ids, default=0) >= 0
+        if plain and widths is None:
             return [SequenceOutput(s.seq_id, (t,)) for s, t in zip(states, token_ids, strict=True)]
-        return self._outputs(token_ids, drawn.finite.tolist(), drawn.logprobs)
+        if widths is None:
+            widths = [1] * len(states)
+        if plain:
+            return _plain_outputs(states, widths, token_ids)
+        return _outputs(states, widths, token_ids, drawn)
 
     def release(self) -> None:
         """Forget the last batch's sequences."""
         self._states = []
-        self._prepare()
+        self._layouts.clear()
 
-    def _draw(self, logits: torch.Tensor, batch: SamplingBatch) -> SampledRows:
+    def _draw(self, logits: torch.Tensor, layout: "_Layout", batch: SamplingBatch) -> SampledRows:
         """sample, captured when it comes a second time in a row with the same arrays."""
         drawn: SampledRows
-        if self._pool is None or batch is not self._batch:
+        if self._pool is None or batch is not layout.plain:
             drawn = sample(logits, batch)
             return drawn
-        if logits is not self._logits:
-            self._logits, self._captured = logits, None
+        if logits is not layout.logits:
+            layout.logits, layout.captured = logits, None
             drawn = sample(logits, batch)
             return drawn
-        if self._captured is not None and self._captured.is_current():
-            self._captured.replay()
+        if layout.captured is not None and layout.captured.is_current():
+            layout.captured.replay()
         else:
             try:
-                self._captured = self._pool.capture(lambda: sample(logits, batch))
+                layout.captured = self._pool.capture(lambda: sample(logits, batch))
             except UnsupportedError:
                 self._pool = None  # this device's sampling is no list of kernel calls
                 drawn = sample(logits, batch)
                 return drawn
-        drawn = self._captured.result
+        drawn = layout.captured.result
         return drawn
 
-    def _prepare(self) -> None:
-        """Lay out the options of self._states."""
-        self._captured = self._logits = None
-        states = self._states
-        metadata = _metadata(states)
+
+_MAX_LAYOUTS = 16
+"""Of one batch, by how many drafts its sequences have: the last few come again and again."""
+
+
+class _Layout:
+    """The options of a batch's rows in arrays.
+
+    plain: the batch without edits; captured, logits: the call over it, and what it draws from.
+    """
+
+    __slots__ = (
+        "_bias",
+        "_counts",
+        "_depths",
+        "_position",
+        "_states",
+        "captured",
+        "logits",
+        "plain",
+    )
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._states = [state for state, _ in rows]
+        depths = np.array([depth for _, depth in rows], np.int64)
+        self._depths = depths if depths.any() else None
+        metadata = _metadata(self._states)
         self._position = metadata.position.numpy()
-        wanted = [-1 if s.params.logprobs is None else s.params.logprobs for s in states]
+        wanted = [-1 if s.params.logprobs is None else s.params.logprobs for s in self._states]
         top = max(wanted, default=-1)
-        self._batch = SamplingBatch(
+        self.plain = SamplingBatch(
             metadata,
             num_logprobs=torch.tensor(wanted, dtype=torch.int64) if top >= 0 else None,
             max_logprobs=max(top, 0),
         )
-        self._bias, self._counts = BiasRows(states), CountRows(states)
+        self.captured: CapturedStep | None = None
+        self.logits: torch.Tensor | None = None
+        self._bias, self._counts = BiasRows(rows), CountRows(rows)
 
-    def _outputs(
-        self, token_ids: list[int], finite: list[bool], ranked: RankedLogprobs | None
-    ) -> list[SequenceOutput]:
-        outputs = []
-        columns = None if ranked is None else _columns(ranked)
-        for i, (state, token_id) in enumerate(zip(self._states, token_ids, strict=True)):
-            if token_id == NO_TOKEN:
-                error = _NOTHING_ALLOWED if finite[i] else _NOT_FINITE
-                outputs.append(SequenceOutput(state.seq_id, error=error))
-                continue
-            top = state.params.logprobs
-            of_token = () if columns is None or top is None else (_entry(*columns[i], top),)
-            outputs.append(SequenceOutput(state.seq_id, (token_id,), of_token))
-        return outputs
+    def batch(self, masks: Sequence[bytes | None], vocab_size: int) -> SamplingBatch:
+        """The coming step's; `plain` itself where nothing edits its logits."""
+        self._position[:] = [state.num_tokens for state in self._states]
+        if self._depths is not None:
+            self._position += self._depths
+        bias, counts, mask = self._bias.update(), self._counts.update(), None
+        if any(masks):
+            mask = _token_mask(masks, vocab_size)
+        if bias is None and counts is None and mask is None:
+            return self.plain
+        plain = self.plain
+        return SamplingBatch(
+            plain.metadata, bias, mask, counts, plain.num_logprobs, plain.max_logprobs
+        )
+
+
+def _rows(states: Sequence[SequenceState], widths: Sequence[int] | None) -> list[Row]:
+    if widths is None:
+        return [(state, 0) for state in states]
+    pairs = zip(states, widths, strict=True)
+    return [(state, depth) for state, width in pairs for depth in range(width)]
+
+
+def _plain_outputs(
+    states: Sequence[SequenceState], widths: Sequence[int], token_ids: list[int]
+) -> list[SequenceOutput]:
+    """Where each row drew a token, and nobody wants log probabilities."""
+    outputs, row = [], 0
+    for state, width in zip(states, widths, strict=True):
+        if width == 1:
+            outputs.append(SequenceOutput(state.seq_id, (token_ids[row],)))
+        else:
+            said = tuple(token_ids[row : row + width])
+            said = said[: num_said(said, state.drafts[: width - 1])]
+            outputs.append(SequenceOutput(state.seq_id, said, (), (), width - 1))
+        row += width
+    return outputs
+
+
+def _outputs(
+    states: Sequence[SequenceState],
+    widths: Sequence[int],
+    token_ids: list[int],
+    drawn: SampledRows,
+) -> list[SequenceOutput]:
+    outputs: list[SequenceOutput] = []
+    finite: list[bool] = drawn.finite.tolist()
+    columns = None if drawn.logprobs is None else _columns(drawn.logprobs)
+    row = 0
+    for state, width in zip(states, widths, strict=True):
+        said = tuple(token_ids[row : row + width])
+        if width > 1:
+            said = said[: num_said(said, state.drafts[: width - 1])]
+            if said[-1] == NO_TOKEN and len(said) > 1:
+                said = said[:-1]  # it is the next step's first row, which will say why
+        top = state.params.logprobs
+        entries: tuple[TokenLogprobs, ...] = ()
+        if said[0] == NO_TOKEN:
+            error = _NOTHING_ALLOWED if finite[row] else _NOT_FINITE
+            outputs.append(SequenceOutput(state.seq_id, error=error))
+        else:
+            if columns is not None and top is not None:
+                entries = tuple([_entry(*columns[row + j], top) for j in range(len(said))])
+            outputs.append(SequenceOutput(state.seq_id, said, entries, (), width - 1))
+        row += width
+    return outputs
 
 
 def score_prompt(

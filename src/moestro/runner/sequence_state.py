@@ -8,21 +8,26 @@ from moestro.core.step import NewSequence
 from moestro.ops.noise import signed
 from moestro.runner.token_tally import TokenTally
 
-_NO_BIAS = (np.zeros(0, np.int64), np.zeros(0, np.float32))
+Bias = tuple[np.ndarray, np.ndarray]
+"""[N] int64 distinct token ids, [N] fp32 values."""
+
+_NO_BIAS: Bias = (np.zeros(0, np.int64), np.zeros(0, np.float32))
 
 
 class SequenceState:
     """One sequence from the schedule that names it new to the one that releases it.
 
-    row: its row in the page table. seed: as int64. tally: None without penalties.
+    row: its row in the page table. seed: as int64. tally: None without penalties. drafts: proposed
+    as its next tokens. num_unsaid: tokens that its last run could have said beyond those it did.
     """
 
     __slots__ = (
-        "_bias",
-        "_bias_holds_stops",
+        "_biases",
         "_tokens",
+        "drafts",
         "num_prompt_tokens",
         "num_tokens",
+        "num_unsaid",
         "params",
         "prompt_logprobs_from",
         "row",
@@ -44,8 +49,9 @@ class SequenceState:
         self.prompt_logprobs_from = new.prompt_logprobs_from
         self.num_tokens = len(new.token_ids)
         self._tokens = np.array(new.token_ids, dtype=np.int64)
-        self._bias = _NO_BIAS
-        self._bias_holds_stops: bool | None = None
+        self._biases: list[Bias | None] = [None, None]
+        self.drafts: tuple[int, ...] = ()
+        self.num_unsaid = 0
         self.tally: TokenTally | None = None
         if new.params.has_penalties:
             prompt, output = np.split(self._tokens, [new.num_prompt_tokens])
@@ -60,32 +66,49 @@ class SequenceState:
     def num_output_tokens(self) -> int:
         return self.num_tokens - self.num_prompt_tokens
 
-    def token_bias(self) -> tuple[np.ndarray, np.ndarray]:
-        """What is added to logits of the next token: [N] int64 distinct ids, [N] fp32 values.
+    def token_bias(self, num_drafts: int = 0) -> Bias:
+        """What is added to logits of the token after so many drafts.
 
         logit_bias, and -inf for the stop tokens that min_tokens holds back. Kept between steps: a
         bias of the whole vocabulary costs as much to read as a step of a small batch.
         """
-        holds_stops = self.num_output_tokens < self.params.min_tokens
-        if holds_stops is not self._bias_holds_stops:
-            self._bias_holds_stops = holds_stops
+        holds_stops = self.num_output_tokens + num_drafts < self.params.min_tokens
+        bias = self._biases[holds_stops]
+        if bias is None:
             biases = dict(self.params.logit_bias)
             if holds_stops:
                 biases.update(dict.fromkeys(self.stop_token_ids, float("-inf")))
-            self._bias = _as_arrays(biases) if biases else _NO_BIAS
-        return self._bias
+            bias = self._biases[holds_stops] = _as_arrays(biases) if biases else _NO_BIAS
+        return bias
 
     def append(self, token_id: int) -> None:
         """Remember a sampled token."""
         if self.num_tokens == len(self._tokens):
-            self._tokens = np.append(self._tokens, np.zeros(self.num_tokens // 2 + 16, np.int64))
+            self._grow(1)
         self._tokens[self.num_tokens] = token_id
         self.num_tokens += 1
         if self.tally is not None:
             self.tally.add(token_id)
 
+    def propose(self, drafts: tuple[int, ...]) -> None:
+        """Put drafts behind the known tokens, in place of earlier ones."""
+        self.drafts = drafts
+        if drafts:
+            if self.num_tokens + len(drafts) > len(self._tokens):
+                self._grow(len(drafts))
+            self._tokens[self.num_tokens : self.num_tokens + len(drafts)] = drafts
+
     def token_at(self, position: int) -> int:
+        """A known token, or a draft."""
         return self._tokens.item(position)
+
+    def tokens_at(self, start: int, count: int) -> np.ndarray:
+        """[count] int64, known tokens and drafts."""
+        return self._tokens[start : start + count]
+
+    def _grow(self, room: int) -> None:
+        more = np.zeros(self.num_tokens // 2 + 16 + room, np.int64)
+        self._tokens = np.append(self._tokens, more)
 
 
 def _as_arrays(biases: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:

@@ -9,10 +9,10 @@ class TokenTally:
     """The distinct tokens of prompt and output, with their number of occurrences in the output.
 
     Sparse: as long as the sequence at most, whatever the vocabulary. num_added: output tokens
-    counted so far; last_entry: the entry that the last of them changed.
+    counted so far.
     """
 
-    __slots__ = ("_counts", "_index", "_size", "_token_ids", "last_entry", "num_added")
+    __slots__ = ("_counts", "_index", "_size", "_token_ids", "num_added")
 
     def __init__(self, prompt: np.ndarray, output: np.ndarray) -> None:
         """prompt, output: [*] int64."""
@@ -22,7 +22,6 @@ class TokenTally:
         self._token_ids = np.append(distinct, np.zeros(_GROWTH, np.int64))
         self._counts = np.zeros(len(self._token_ids), np.int64)
         self.num_added = 0
-        self.last_entry = 0
         for token in output.tolist():
             self.add(token)
 
@@ -48,4 +47,7 @@ class TokenTally:
             self._size += 1
         self._counts[at] += 1
         self.num_added += 1
-        self.last_entry = at
+
+    def entry_of(self, token_id: int) -> int | None:
+        """Where a token lies in token_ids; None before it has been seen."""
+        return self._index.get(token_id)

@@ -53,3 +53,6 @@ class Drafter(Protocol):
 
     def propose(self, step: ComputedStep) -> list[tuple[int, ...]]:
         """Follow the step, and draft for each of step.sequences; fewer than wanted is fine."""
+
+    def release(self, seq_ids: Sequence[int]) -> None:
+        """Forget sequences; one that was preempted comes back later, with all its tokens."""
