@@ -40,6 +40,12 @@ class Guessing:
     def release(self, seq_ids: Sequence[int]) -> None:
         self.released += seq_ids
 
+    def warm_up(self, sizes: Sequence[int]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.data())
 def test_drafts_count_while_they_are_drawn(draws: list[int], data: st.DataObject):

@@ -21,6 +21,7 @@ from moestro.core.model_spec import ModelSpec
 from moestro.core.plan import Plan
 from moestro.core.sampling_params import SamplingParams
 from moestro.engine.built_engine import BuiltEngine
+from moestro.engine.drafters import make_drafter
 from moestro.engine.engine import Engine
 from moestro.engine.input_processor import InputLimits, InputProcessor
 from moestro.engine.kv_event_publisher import KVEventPublisher
@@ -76,7 +77,8 @@ def build_engine(
     began_s = time.monotonic()
     runner, tiers = _load_runner(device, plan, spec, model_dir, config, progress)
     loaded_s = time.monotonic()
-    runner.warm_up(graph_progress)
+    num_drafts = 0 if plan.speculation is None else plan.speculation.num_speculative_tokens
+    runner.warm_up(graph_progress, num_drafts)
     logger.info(
         "weights loaded in %.2f s, decode steps captured in %.2f s: %s",
         loaded_s - began_s,
@@ -241,6 +243,7 @@ def _load_runner(
             max_model_len=plan.max_model_len,
             graph_pool=None if config.enforce_eager else device.graph_pool(),
             tiers=tiers,
+            drafter=make_drafter(plan, device, model, kv_pool, captures=not config.enforce_eager),
         )
         return runner, tiers
 

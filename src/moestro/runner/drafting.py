@@ -42,6 +42,13 @@ class Drafting:
         """Sequences that the runner forgets."""
         self._drafter.release(seq_ids)
 
+    def warm_up(self, sizes: Sequence[int]) -> None:
+        """Numbers of sequences that will draft together."""
+        self._drafter.warm_up(sizes)
+
+    def close(self) -> None:
+        self._drafter.close()
+
     def asked_by(self, schedule: Schedule) -> bool:
         """Whether the drafter must see this step."""
         return self._sees_all or any(item.num_next_drafts for item in schedule.sequences)

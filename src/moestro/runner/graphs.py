@@ -99,6 +99,11 @@ class DecodeGraphs:
     def num_graphs(self) -> int:
         return len(self._graphs)
 
+    @property
+    def usual_batches(self) -> list[int]:
+        """Numbers of sequences that warm_up captures, one token each."""
+        return [seqs for seqs, width in capture_sizes(*self._max) if width == 1]
+
     def takes(self, num_seqs: int, num_tokens: int) -> bool:
         """Whether a step of such a size is or can be captured."""
         return not self._off and num_seqs <= self._max[0] and num_tokens <= self._max[1]

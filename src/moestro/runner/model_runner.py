@@ -75,6 +75,8 @@ class ModelRunner:
         """
         if self._graphs is not None:
             self._graphs.warm_up(told, min(num_drafts, self._max_model_len - 1))
+            if self._drafting is not None:
+                self._drafting.warm_up(self._graphs.usual_batches)
             self._experts.take()  # blank tokens chose experts too
 
     @property
@@ -125,6 +127,8 @@ class ModelRunner:
         self._sampler.release()
         if self._graphs is not None:
             self._graphs.close()
+        if self._drafting is not None:
+            self._drafting.close()
         if self._tiers is None or self._tiers.close():
             self._kv_pool.close()
 

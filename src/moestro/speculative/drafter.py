@@ -56,3 +56,9 @@ class Drafter(Protocol):
 
     def release(self, seq_ids: Sequence[int]) -> None:
         """Forget sequences; one that was preempted comes back later, with all its tokens."""
+
+    def warm_up(self, sizes: Sequence[int]) -> None:
+        """Get ready to draft for these numbers of sequences at a time."""
+
+    def close(self) -> None:
+        """Give back what it holds. Idempotent."""

@@ -92,6 +92,9 @@ class MTPDrafter:
             self._chain(step, at, [counts[i] for i in at], [drafts[i] for i in at])
         return [tuple(found) for found in drafts]
 
+    def release(self, seq_ids: Sequence[int]) -> None:
+        """All that it knows of a sequence lies in pages."""
+
     def close(self) -> None:
         """Forget what was captured. Idempotent."""
         self._steps.close()
