@@ -168,9 +168,15 @@ def text(count: int, seed: int = 3, vocab: int = VOCAB) -> list[int]:
     return np.random.default_rng(seed).integers(vocab, size=count).tolist()
 
 
-def chain(model: CausalLM, tokens: list[int], count: int, cuts: tuple[int, ...] = ()) -> list[int]:
+def chain(
+    model: CausalLM,
+    tokens: list[int],
+    count: int,
+    cuts: tuple[int, ...] = (),
+    page_size: int = 4,
+) -> list[int]:
     """Drafts behind tokens, the prompt computed in chunks that end at `cuts`."""
-    bench = Bench(model)
+    bench = Bench(model, page_size=page_size)
     bench.tokens[0] = list(tokens)
     known = len(tokens) - 1
     begin = 0

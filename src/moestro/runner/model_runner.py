@@ -177,6 +177,8 @@ class ModelRunner:
         hidden_states: torch.Tensor = self._model(
             batch.input_ids, batch.positions, layers, batch.attention
         )
+        if loading is not None and self._drafting is not None:
+            loading.wait()  # drafts read layers that the model has not asked for
         scored_rows = hidden_states
         if batch.scored or sum(batch.draws) != len(hidden_states):  # not every row in order
             scored_rows = ops.embedding(batch.logits_indices, hidden_states)

@@ -18,6 +18,10 @@ Drafted = tuple[torch.Tensor, torch.Tensor]
 """Hidden states [S, N] after the layer's final norm, and the tokens [S] int64 that they draft."""
 
 
+MAX_GRAPHS = 256
+"""Captured steps that are kept; the one used longest ago makes way."""
+
+
 class DraftSteps:
     """What an MTP step reads and the next one overwrites: batches are prefixes of the arrays.
 
@@ -98,13 +102,15 @@ class DraftSteps:
         self._model.prepare_positions(max_seq_len)
         if self._pool is None:
             return compute()
-        graph = self._graphs.get(key)
+        graph = self._graphs.pop(key, None)
         if graph is not None and graph.is_current():
+            self._graphs[key] = graph  # the last of them now
             graph.replay()
             return graph.result
         if graph is not None:
-            del self._graphs[key]
             graph.close()
+        elif len(self._graphs) >= MAX_GRAPHS:
+            self._graphs.pop(next(iter(self._graphs))).close()
         try:
             graph = self._pool.capture(compute)
         except UnsupportedError as error:
