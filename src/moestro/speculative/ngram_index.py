@@ -19,8 +19,9 @@ class Match:
 class NgramIndex:
     """The n-grams of one sequence, of shortest to longest tokens, by where each ended last.
 
-    Those of a prompt are sorted once (0.14 s for 200,000 tokens and three lengths); each later token
-    costs a dictionary entry a length, and a look-up (9 to 17 us) hardly feels the prompt's length.
+    Those of a prompt are sorted once (0.14 s for 200,000 tokens and three lengths); each later
+    token costs a dictionary entry a length, and a look-up (9 to 17 us) hardly feels the prompt's
+    length.
     Keys are 64-bit hashes; what they find is compared with the tokens themselves.
     """
 
