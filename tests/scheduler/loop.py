@@ -1,6 +1,7 @@
 """The engine loop in miniature, and what a request must give whatever the scheduler does."""
 
-from collections import defaultdict
+from array import array
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -11,10 +12,11 @@ from tests.fakes.scripted_runner import Script, ScriptedRunner, mix, prefix_hash
 from moestro.core.grammar import GrammarMatcher
 from moestro.core.request import FinishReason, Request
 from moestro.core.sampling_params import SamplingParams
-from moestro.core.step import NewSequence, Schedule, TokenLogprobs
+from moestro.core.step import NewSequence, Schedule, StepOutput, TokenLogprobs
 from moestro.kvcache import KVCacheManager
+from moestro.kvcache.run import Run
 from moestro.kvcache.tier_policy import TierConfig
-from moestro.scheduler import Scheduler, SchedulerLimits, SequenceUpdate
+from moestro.scheduler import FixedDrafts, Scheduler, SchedulerLimits, SequenceUpdate
 
 
 def make_request(
@@ -63,7 +65,10 @@ class Result:
 
 
 class Loop:
-    """Scheduler and scripted runner, with every invariant checked after each step."""
+    """Scheduler and scripted runner, with every invariant checked after each step.
+
+    open: planned and not updated yet, oldest first. Execution may come any time between.
+    """
 
     def __init__(
         self,
@@ -79,20 +84,34 @@ class Loop:
         mover: FakeMover | None = None,
         tiers: TierConfig | None = None,
         clock: Callable[[], float] = lambda: 0.0,
+        max_steps_ahead: int = 0,
+        num_drafts: int = 0,
     ) -> None:
         self.max_len = min(max_model_len, num_pages * page_size + 1)
         self.kv = KVCacheManager(
             num_pages, page_size, enable_prefix_caching, mover=mover, tiers=tiers, clock=clock
         )
         self.runner = ScriptedRunner(
-            num_pages, page_size, script, max_num_seqs, max_num_batched_tokens, mover
+            num_pages,
+            page_size,
+            script,
+            max_num_seqs,
+            max_num_batched_tokens,
+            mover,
+            max_steps_ahead,
         )
+        self.mover = mover
+        self.max_steps_ahead = max_steps_ahead
+        self.open: deque[Schedule] = deque()
+        self._unexecuted: deque[Schedule] = deque()
+        self._outputs: dict[int, StepOutput] = {}
         self.scheduler = Scheduler(
-            SchedulerLimits(max_num_seqs, max_num_batched_tokens, max_model_len),
+            SchedulerLimits(max_num_seqs, max_num_batched_tokens, max_model_len, max_steps_ahead),
             self.kv,
             policy,
             compile_script,
             self.runner.script.vocab_size,
+            FixedDrafts(num_drafts) if num_drafts else None,
         )
         self.results: dict[tuple[str, int], Result] = defaultdict(Result)
 
@@ -101,21 +120,45 @@ class Loop:
             self.scheduler.add(request)
 
     def plan(self) -> Schedule | None:
-        return self.scheduler.schedule()
+        schedule = self.scheduler.schedule()
+        if schedule is not None:
+            self.open.append(schedule)
+            self._unexecuted.append(schedule)
+        return schedule
+
+    @property
+    def can_plan(self) -> bool:
+        return len(self.open) <= self.max_steps_ahead
+
+    @property
+    def can_execute(self) -> bool:
+        return bool(self._unexecuted)
+
+    def execute(self) -> None:
+        """The device does the next step."""
+        schedule = self._unexecuted.popleft()
+        self._outputs[schedule.step_id] = self.runner.execute(schedule)
 
     def finish_step(self, schedule: Schedule) -> list[SequenceUpdate]:
-        updates = self.scheduler.update(schedule, self.runner.execute(schedule))
+        """Take in the output of the oldest open step."""
+        assert schedule is self.open.popleft()
+        while schedule.step_id not in self._outputs:
+            self.execute()
+        updates = self.scheduler.update(schedule, self._outputs.pop(schedule.step_id))
         for update in updates:
             self._take(update)
         self.check()
         return updates
 
     def step(self) -> Schedule | None:
-        """One step; None when there is no work."""
-        schedule = self.plan()
-        if schedule is not None:
-            self.finish_step(schedule)
-        return schedule
+        """Plan what may be planned and finish the oldest; None when there is nothing open."""
+        while self.can_plan and self.plan() is not None:
+            pass
+        if not self.open:
+            return None
+        oldest = self.open[0]
+        self.finish_step(oldest)
+        return oldest
 
     def run(self, max_steps: int = 10_000) -> int:
         """Step until no work is left; how many steps that took, waits for moves among them."""
@@ -137,6 +180,33 @@ class Loop:
             for page in seq.pages:
                 salt = seq.request.cache_salt
                 assert tenants.setdefault(page, salt) == salt, "a page is shared across tenants"
+        self._check_published()
+
+    def _check_published(self) -> None:
+        """Every page that others may find, on the device or the host, holds its tokens' KV."""
+        size, ends = self.kv.page_size, {}
+        slots = self.runner._slots
+
+        def end_of(run: Run) -> int:
+            if run.parent is None:
+                return 1
+            if run not in ends:
+                state, hashes = end_of(run.parent), []
+                for token_id in array("I", bytes(run.tokens)):
+                    state = mix(state, token_id)
+                    hashes.append(state)
+                ends[run] = state
+                wanted = [tuple(hashes[i : i + size]) for i in range(0, len(hashes), size)]
+                if run.pages and not any(claim.on_device for claim in run.claims):
+                    found = [tuple(slots[page]) for page in run.pages]
+                    assert found == wanted, "a published page holds something else"
+                if run.slots and self.mover is not None:
+                    found = [self.mover.host[slot] for slot in run.slots]  # type: ignore[misc]
+                    assert found == wanted, "a host slot holds something else"
+            return ends[run]
+
+        for run in self.kv._index.runs():
+            end_of(run)
 
     def _take(self, update: SequenceUpdate) -> None:
         result = self.results[update.request_id, update.index]

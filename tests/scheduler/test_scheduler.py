@@ -253,7 +253,7 @@ def test_one_step_at_a_time() -> None:
     with pytest.raises(RuntimeError, match="step 0 has not been updated"):
         loop.plan()
     output = loop.runner.execute(schedule)
-    with pytest.raises(ValueError, match="step 0 is in flight"):
+    with pytest.raises(ValueError, match="step 0 is the oldest in flight"):
         loop.scheduler.update(schedule, StepOutput(7, output.sequences))
     with pytest.raises(ValueError, match="output of sequence 5 in place of 0"):
         loop.scheduler.update(schedule, StepOutput(0, (SequenceOutput(5),)))

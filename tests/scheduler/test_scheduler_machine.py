@@ -15,6 +15,7 @@ from tests.scheduler.loop import Loop, expected, make_request
 from moestro.core.grammar import GrammarSpec
 from moestro.core.request import FinishReason, Request
 from moestro.core.step import Schedule
+from moestro.scheduler.lookahead import future_len
 
 POISON = 29
 EOS = 28
@@ -69,7 +70,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget=st.integers(1, 14),
         policy=st.sampled_from(["fcfs", "priority"]),
         caching=st.sampled_from([True, True, True, False]),
-        max_burst=st.sampled_from([1, 1, 3]),
+        max_steps_ahead=st.sampled_from([0, 1, 1, 2]),
+        num_drafts=st.sampled_from([0, 1, 3, 7]),
+        acceptance=st.sampled_from([0.0, 0.5, 0.9, 1.0]),
     )
     def start(
         self,
@@ -79,7 +82,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         budget: int,
         policy: str,
         caching: bool,
-        max_burst: int,
+        max_steps_ahead: int,
+        num_drafts: int,
+        acceptance: float,
     ) -> None:
         self.loop = Loop(
             num_pages=num_pages,
@@ -89,13 +94,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=40,
             policy=policy,
             enable_prefix_caching=caching,
-            script=Script(VOCAB, POISON, max_burst),
+            script=Script(VOCAB, POISON, acceptance=acceptance),
+            max_steps_ahead=max_steps_ahead,
+            num_drafts=num_drafts,
         )
         self.max_num_seqs = max_num_seqs
         self.is_roomy = num_pages == 80
         self.requests: dict[str, Request] = {}
         self.cut: dict[tuple[str, int], Cut] = {}
-        self.in_flight: Schedule | None = None
         self.steps_without: dict[int, int] = {}
 
     @rule(data=st.data(), options=sampling())
@@ -106,26 +112,32 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.requests[name] = request
         self.loop.add(request)
 
-    @precondition(lambda self: self.in_flight is None)
+    @precondition(lambda self: self.loop.can_plan)
     @rule()
     def plan(self) -> None:
-        self.in_flight = self.loop.plan()
-        if self.in_flight is not None:
-            self.check_turns(self.in_flight)
+        schedule = self.loop.plan()
+        if schedule is not None:
+            self.check_turns(schedule)
 
-    @precondition(lambda self: self.in_flight is not None)
+    @precondition(lambda self: self.loop.can_execute)
+    @rule()
+    def execute(self) -> None:
+        self.loop.execute()
+
+    @precondition(lambda self: self.loop.open)
     @rule()
     def finish_step(self) -> None:
-        assert self.in_flight is not None
-        self.loop.finish_step(self.in_flight)
-        self.in_flight = None
+        self.loop.finish_step(self.loop.open[0])
 
     @rule(num_steps=st.integers(1, 6))
     def steps(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            if self.in_flight is None:
+            while self.loop.can_plan:
+                num_open = len(self.loop.open)
                 self.plan()
-            if self.in_flight is not None:
+                if len(self.loop.open) == num_open:
+                    break
+            if self.loop.open:
                 self.finish_step()
 
     @precondition(lambda self: self.requests)
@@ -134,8 +146,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(sorted(self.requests)))
         for seq in self.loop.scheduler.abort(name):
             self.cut[name, seq.index] = Cut()
-        if self.in_flight is None:
-            self.loop.check()
+        self.loop.check()
 
     @precondition(lambda self: self.loop.scheduler._roster.live)
     @rule(data=st.data(), keep=st.integers(0, 3))
@@ -156,7 +167,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         running = self.loop.scheduler._roster.running
         waited = {}
         for place, seq in enumerate(running):
-            ready = len(seq.token_ids) - seq.num_computed_tokens == 1
+            ready = future_len(seq) - seq.num_computed_tokens == 1
+            if seq.num_runs_in_flight:
+                continue  # it goes on, and may be about to end
             if seq.seq_id not in planned and (place == 0 or (self.is_roomy and ready)):
                 waited[seq.seq_id] = self.steps_without.get(seq.seq_id, 0) + 1
                 assert waited[seq.seq_id] <= 2 * self.max_num_seqs + 4, "a sequence starves"
@@ -165,8 +178,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
             return
-        if self.in_flight is not None:
-            self.finish_step()
         self.loop.run(self.max_steps_left())
         self.settle()
         assert self.loop.scheduler.stats().num_pages_used == 0

@@ -43,6 +43,8 @@ class TiersMachine(SchedulerMachine):
         tiers=tier_configs(),
         max_moves=st.sampled_from([1, 3, 100]),
         store=st.sampled_from([True, True, False]),
+        max_steps_ahead=st.sampled_from([0, 1, 1, 2]),
+        num_drafts=st.sampled_from([0, 2, 5]),
     )
     def start(
         self,
@@ -54,6 +56,8 @@ class TiersMachine(SchedulerMachine):
         tiers: TierConfig,
         max_moves: int,
         store: bool,
+        max_steps_ahead: int,
+        num_drafts: int,
     ) -> None:
         self.now_s = 0.0
         self.answers: list[PrefixUse] = []
@@ -70,13 +74,14 @@ class TiersMachine(SchedulerMachine):
             mover=self.mover,
             tiers=tiers,
             clock=lambda: self.now_s,
+            max_steps_ahead=max_steps_ahead,
+            num_drafts=num_drafts,
         )
         self.tiers = tiers
         self.max_num_seqs = max_num_seqs
         self.is_roomy = False
         self.requests = {}
         self.cut = {}
-        self.in_flight = None
         self.steps_without = {}
 
     @precondition(lambda self: self.mover.queued)
@@ -144,7 +149,6 @@ class TiersMachine(SchedulerMachine):
             priorities = [run.priority for run in order]
             assert priorities == sorted(priorities)
 
-    @precondition(lambda self: self.in_flight is None)
     @rule()
     def tend(self) -> None:
         self.loop.scheduler.tend()

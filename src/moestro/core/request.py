@@ -60,6 +60,12 @@ class Sequence:
     `pages` others may already share. num_prompt_logprobs: how many prompt positions have their
     logprobs delivered. prefix: what its first admission found in the cache. hint_answer: what
     became of its request's kv_hints, once it has ended; None without hints.
+
+    num_runs_in_flight: steps that are planned and not updated yet compute so many runs of it.
+    num_pending_tokens: what those add to token_ids if all their drafts are accepted;
+    num_computed_tokens counts them too, until update takes off what was rejected.
+    num_next_drafts: how many drafts its last run asks for. draft_token_ids: those that its last
+    output proposed, while they are known.
     """
 
     seq_id: int
@@ -74,6 +80,10 @@ class Sequence:
     num_published_pages: int = 0
     num_prompt_logprobs: int = 0
     num_preemptions: int = 0
+    num_runs_in_flight: int = 0
+    num_pending_tokens: int = 0
+    num_next_drafts: int = 0
+    draft_token_ids: tuple[int, ...] = ()
     prefix: PrefixUse = NOTHING_USED
     hint_answer: HintAnswer | None = None
     matcher: GrammarMatcher | None = None

@@ -72,8 +72,6 @@ class LowerTiers:
         """The loads of the step being planned, which is open from now on."""
         claim = self._new_loads
         self._open_steps.append(claim)
-        if not claim.runs:
-            return ()
         self._new_loads = Claim(self._index, on_device=True, on_host=True)
         return tuple(PageLoad(tuple(run.slots), tuple(run.pages)) for run in claim.runs)
 

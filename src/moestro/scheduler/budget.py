@@ -10,17 +10,22 @@ _PREFILL_SHARE = 4
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """max_num_seqs sequences run at once; max_num_batched_tokens tokens a step, may be smaller."""
+    """max_num_seqs sequences run at once; max_num_batched_tokens tokens a step, may be smaller.
+
+    max_steps_ahead: steps that may be planned while an earlier one is not updated yet.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    max_steps_ahead: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if getattr(self, field.name) < 1:
+            least = 0 if field.name == "max_steps_ahead" else 1
+            if getattr(self, field.name) < least:
                 raise ConfigError(
-                    f"{field.name} must be at least 1, got {getattr(self, field.name)}."
+                    f"{field.name} must be at least {least}, got {getattr(self, field.name)}."
                 )
 
 
@@ -48,3 +53,8 @@ class TokenBudget:
             return self.left
         share, self._saved = divmod(self._saved + self.left, _PREFILL_SHARE)
         return self.left - share
+
+    def draft_limit(self, num_rows: int, prefill_waits: bool) -> int:
+        """Drafts that `num_rows` decode rows may carry: what they and prefill's share leave."""
+        kept = max(1, self._max_tokens // _PREFILL_SHARE) if prefill_waits else 0
+        return max(0, self._max_tokens - num_rows - kept)

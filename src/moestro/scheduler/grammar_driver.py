@@ -1,5 +1,7 @@
 """GrammarDriver: runs matchers so that a broken one ends its own sequence and nothing else."""
 
+from contextlib import suppress
+
 from moestro.core.grammar import GrammarCompiler, GrammarMatcher
 from moestro.core.request import Request, Sequence
 from moestro.errors import MoestroError, RequestError
@@ -26,18 +28,48 @@ class GrammarDriver:
                 "grammar",
             )
 
-    def allowed_tokens(self, seq: Sequence) -> bytes:
-        """The mask for the next token of `seq`. Raises GrammarError."""
+    def masks(self, seq: Sequence, draft_token_ids: tuple[int, ...] = ()) -> tuple[bytes, ...]:
+        """Masks of the next draw of `seq` and of one behind each of its drafts.
+
+        Only as many drafts as the grammar allows and as don't end the sequence; the matcher stays
+        where it is. Raises GrammarError when the next draw itself has no mask.
+        """
+        masks = [self._mask(seq, seq.num_output_tokens)]
+        if not draft_token_ids:
+            return tuple(masks)
+        matcher = self._matcher(seq)
+        num_accepted = 0
+        # What goes wrong behind a draft may never come to pass: it is told when it does.
+        with suppress(Exception):
+            for token_id in draft_token_ids:
+                if _may_stop_at(seq, num_accepted, token_id) or not _allows(masks[-1], token_id):
+                    break
+                if not matcher.accept(token_id):
+                    break
+                num_accepted += 1
+                num_output = seq.num_output_tokens + num_accepted
+                if matcher.is_done() and not _can_stop(seq, num_output):
+                    break
+                masks.append(self._mask(seq, num_output))
+        try:
+            matcher.rollback(num_accepted)
+        except Exception as error:
+            raise GrammarError(f"The grammar matcher failed: {error!r}.") from error
+        return tuple(masks)
+
+    def _mask(self, seq: Sequence, num_output_tokens: int) -> bytes:
+        """The mask where the matcher is now. Raises GrammarError."""
         try:
             matcher = self._matcher(seq)
             mask = bytearray((self._vocab_size + 7) // 8)
-            if matcher.is_done():
-                self._allow_stop_tokens(mask, seq)
-            else:
+            if not matcher.is_done():
                 matcher.fill_mask(mask)
+            elif _can_stop(seq, num_output_tokens):
+                for token_id in seq.request.stop_token_ids:
+                    mask[token_id >> 3] |= 1 << (token_id & 7)
         except Exception as error:
             raise GrammarError(f"The grammar matcher failed: {error!r}.") from error
-        if not is_stop_allowed(seq.request, seq.num_output_tokens):
+        if not is_stop_allowed(seq.request, num_output_tokens):
             # The runner suppresses them too; here it shows whether anything is left.
             _clear(mask, seq.request.stop_token_ids)
             if not any(mask):
@@ -66,7 +98,7 @@ class GrammarDriver:
             done = seq.matcher.is_done()
         except Exception as error:
             raise GrammarError(f"The grammar matcher failed: {error!r}.") from error
-        return done and not _can_stop(seq)
+        return done and not _can_stop(seq, seq.num_output_tokens)
 
     def _matcher(self, seq: Sequence) -> GrammarMatcher:
         if seq.matcher is None:
@@ -76,15 +108,22 @@ class GrammarDriver:
             seq.matcher = self._compiler(spec, self._vocab_size)
         return seq.matcher
 
-    def _allow_stop_tokens(self, mask: bytearray, seq: Sequence) -> None:
-        if _can_stop(seq):
-            for token_id in seq.request.stop_token_ids:
-                mask[token_id >> 3] |= 1 << (token_id & 7)
 
-
-def _can_stop(seq: Sequence) -> bool:
+def _can_stop(seq: Sequence, num_output_tokens: int) -> bool:
     stop_ids = seq.request.stop_token_ids
-    return bool(stop_ids) and is_stop_allowed(seq.request, seq.num_output_tokens)
+    return bool(stop_ids) and is_stop_allowed(seq.request, num_output_tokens)
+
+
+def _may_stop_at(seq: Sequence, num_ahead: int, token_id: int) -> bool:
+    """Whether `token_id`, with so many drafts before it, would end `seq`."""
+    request = seq.request
+    return token_id in request.stop_token_ids and is_stop_allowed(
+        request, seq.num_output_tokens + num_ahead
+    )
+
+
+def _allows(mask: bytes, token_id: int) -> bool:
+    return token_id >> 3 < len(mask) and bool(mask[token_id >> 3] >> (token_id & 7) & 1)
 
 
 def _clear(mask: bytearray, token_ids: frozenset[int]) -> None:

@@ -4,6 +4,7 @@ from bisect import insort
 
 from moestro.core.request import FinishReason, Request, Sequence, SequenceStatus
 from moestro.kvcache.manager import KVCacheManager
+from moestro.scheduler.lookahead import drop_drafts
 from moestro.scheduler.policy import SortKey
 from moestro.scheduler.queue import WaitingQueue
 
@@ -22,7 +23,7 @@ class Roster:
         self.live: dict[int, Sequence] = {}
         self.num_preemptions = 0
         self._kv = kv
-        self._sort_key = sort_key
+        self.key = sort_key
         self._requests: dict[str, list[Sequence]] = {}
         self._held: dict[int, list[Sequence]] = {}  # by seq_id of the sibling they wait for
         self._num_held = 0
@@ -80,13 +81,14 @@ class Roster:
         """The head of the queue, `seq`, has its pages: it runs."""
         self.queue.pop()
         seq.status = SequenceStatus.RUNNING
-        insort(self.running, seq, key=self._sort_key)
+        insort(self.running, seq, key=self.key)
 
     def preempt(self, seq: Sequence) -> None:
         """Release a running sequence's pages and let it wait with its tokens kept."""
         self._leave_running(seq)
         seq.status = SequenceStatus.PREEMPTED
         seq.num_preemptions += 1
+        drop_drafts(seq)
         self.num_preemptions += 1
         self.queue.push(seq)
 

@@ -5,9 +5,13 @@ when the budget is smaller), then chunks of prompts, then chunks of newly admitt
 all known tokens are taken at admission, so only sequences that grow can run out of them; then the
 last sequence in the policy's order is preempted: its pages are released and it waits with its
 tokens kept. Nothing here depends on time or on the tokens of another request.
+
+Steps may be planned ahead of their predecessors' outputs (see lookahead); without, it is the same
+code, one step at a time.
 """
 
-from collections.abc import Iterator
+from collections import deque
+from dataclasses import dataclass, field
 
 from moestro.core.grammar import GrammarCompiler
 from moestro.core.kv_hints import HintAnswer
@@ -16,22 +20,35 @@ from moestro.core.request import FinishReason, Request, Sequence, SequenceStatus
 from moestro.core.step import Schedule, ScheduledSequence, SequenceOutput, StepOutput
 from moestro.errors import RequestError
 from moestro.kvcache.manager import KVCacheManager
-from moestro.scheduler import policy as policies
-from moestro.scheduler.budget import SchedulerLimits, TokenBudget
+from moestro.scheduler.budget import SchedulerLimits
 from moestro.scheduler.completion import check_finish, check_prompt
+from moestro.scheduler.drafting import DraftPolicy
 from moestro.scheduler.grammar_driver import GrammarDriver, GrammarError
+from moestro.scheduler.lookahead import note_output, num_committed
+from moestro.scheduler.policy import sort_key_of
 from moestro.scheduler.roster import Roster
 from moestro.scheduler.sequence_update import SequenceUpdate
 from moestro.scheduler.step_builder import StepBuilder, wants_prompt_logprobs
+from moestro.scheduler.step_planner import StepPlanner
 
 _RUNNING = SequenceStatus.RUNNING
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenStep:
+    """A step that is planned and not updated yet; failures: found while it was planned."""
+
+    step_id: int
+    failures: list[SequenceUpdate] = field(default_factory=list)
 
 
 class Scheduler:
     """Owns every sequence from `add` to its end. Not thread-safe: one loop drives it.
 
-    The loop is: schedule, execute, update. A sequence of n siblings waits for the first one's
-    prompt when it can share its pages. `grammar` None refuses constrained requests.
+    The loop is: schedule, execute, update; with limits.max_steps_ahead, so many more schedules
+    may be made before the update of the oldest. A sequence of n siblings waits for the first
+    one's prompt when it can share its pages. `grammar` None refuses constrained requests;
+    `drafts` None drafts nothing.
     """
 
     def __init__(
@@ -41,20 +58,19 @@ class Scheduler:
         policy: str = "fcfs",
         grammar: GrammarCompiler | None = None,
         vocab_size: int = 0,
+        drafts: DraftPolicy | None = None,
     ) -> None:
         self._limits = limits
         self._kv = kv
-        self._page_size = kv.page_size
-        self._key = policies.sort_key_of(policy)
-        self._preempts_for_priority = policy == "priority"
         self._grammar = GrammarDriver(grammar, vocab_size)
-        self._budget = TokenBudget(limits.max_num_batched_tokens)
+        self._drafts = drafts
         # The last token of a sequence is sampled but never computed: it needs no KV.
         self._max_len = min(limits.max_model_len, kv.capacity_tokens + 1)
-        self._roster = Roster(kv, self._key)
-        self._failures: list[SequenceUpdate] = []
-        self._last_turn: tuple[int, int] | None = None
-        self._in_flight: int | None = None
+        self._roster = Roster(kv, sort_key_of(policy))
+        self._planner = StepPlanner(
+            limits, kv, self._roster, self._grammar, drafts, self._max_len, policy == "priority"
+        )
+        self._open: deque[_OpenStep] = deque()
         self._next_seq_id = 0
         self._num_steps = 0
         self._last_step_tokens = 0
@@ -92,7 +108,7 @@ class Scheduler:
         """End every live sequence of a request, at whatever stage; returns them."""
         sequences = self._roster.of_request(request_id)
         for seq in sequences:
-            self._roster.end(seq, FinishReason.ABORT, None)
+            self._end(seq, FinishReason.ABORT, None)
         return sequences
 
     def finish(
@@ -109,14 +125,19 @@ class Scheduler:
         seq = self._roster.live.get(seq_id)
         if seq is None:
             return None
-        self._roster.end(seq, reason, stop_reason)
+        self._end(seq, reason, stop_reason)
         if keep_output_tokens is not None:
             del seq.token_ids[seq.num_prompt_tokens + keep_output_tokens :]
         return seq.hint_answer
 
     def has_work(self) -> bool:
-        """Whether schedule has something to do."""
-        return bool(self._roster.live or self._failures)
+        """Whether a sequence lives or a step is open."""
+        return bool(self._roster.live or self._open)
+
+    @property
+    def num_open_steps(self) -> int:
+        """Steps that are planned and not updated yet."""
+        return len(self._open)
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until something that moves in lower tiers may have arrived, at most so long.
@@ -135,60 +156,61 @@ class Scheduler:
         return self._kv.is_moving
 
     def note_step(self, schedule: Schedule, seconds: float) -> None:
-        """How long a step took, for the choice between loading pages and computing them again."""
+        """How long the device worked on a step: for the choice between loading pages and computing
+        them again, and for the one of how much to draft."""
+        num_sequences = len(schedule.sequences)
+        num_drafts = sum(run.num_draft_tokens for run in schedule.sequences)
         num_tokens = schedule.num_tokens
-        if num_tokens > 2 * len(schedule.sequences):
+        if num_tokens - num_drafts > 2 * num_sequences:
             self._kv.note_prefill(num_tokens, seconds)
+        elif self._drafts is not None and num_tokens - num_drafts == num_sequences > 0:
+            num_next = sum(run.num_next_drafts for run in schedule.sequences)
+            self._drafts.note_step(num_sequences, num_tokens, num_next, seconds)
 
     def schedule(self) -> Schedule | None:
-        """Plan the next step; None when there is no work, or all of it waits (see wait).
+        """Plan the next step; None when there is nothing to plan: no work, or all of it waits for
+        moves (see wait) or for the update of an open step.
 
         A Schedule without sequences is possible: it only carries releases, or its update only
-        reports sequences whose grammar failed. Call update before the next schedule.
+        reports sequences whose grammar failed. Raises RuntimeError when more steps are open than
+        limits.max_steps_ahead.
         """
-        if self._in_flight is not None:
-            raise RuntimeError(f"step {self._in_flight} has not been updated yet")
+        if len(self._open) > self._limits.max_steps_ahead:
+            raise RuntimeError(f"step {self._open[0].step_id} has not been updated yet")
         is_moving = self.tend()
-        if not self.has_work():
+        if not self._roster.live or (self._open and self._planner.must_wait()):
             return None
-        self._budget.open_step()
         step = StepBuilder(self._num_steps)
-        if self._preempts_for_priority:
-            self._make_room()
-        decodes: list[Sequence] = []
-        prefills: list[Sequence] = []
-        for seq in self._roster.running:
-            one_left = len(seq.token_ids) - seq.num_computed_tokens == 1
-            (decodes if one_left else prefills).append(seq)
-        self._plan_mixed(step, decodes, prefills)
-        self._attach_grammar(step)
-        if not (step.admitted or step.runs or self._failures or self._roster.has_released) and (
-            is_moving or self._roster.num_fetching
-        ):
-            return None
+        failures = [self._fail(seq, str(error)) for seq, error in self._planner.plan(step).items()]
+        if not (step.runs or failures):
+            waits = is_moving or self._roster.num_fetching
+            if self._open or (waits and not self._roster.has_released):
+                return None
         released = self._roster.take_released()
         for seq_id in step.admitted:
             self._roster.introduce(seq_id)
         schedule = step.build(released, self._kv.take_loads())
-        self._in_flight = step.step_id
+        self._open.append(_OpenStep(step.step_id, failures))
         self._num_steps += 1
         self._last_step_tokens = step.num_tokens
         return schedule
 
     def update(self, schedule: Schedule, output: StepOutput) -> list[SequenceUpdate]:
-        """Apply what a step gave; what changed, in schedule order, sequences without news left out.
+        """Apply what the oldest open step gave; what changed, in schedule order, sequences without
+        news left out.
 
         Sequences that ended since the schedule was made are skipped. Raises ValueError when
         output and schedule don't belong together.
         """
-        if schedule.step_id != self._in_flight or output.step_id != schedule.step_id:
+        oldest = self._open[0] if self._open else None
+        if oldest is None or not oldest.step_id == schedule.step_id == output.step_id:
             raise ValueError(
-                f"step {self._in_flight} is in flight, got the schedule of {schedule.step_id} "
-                f"and the output of {output.step_id}"
+                f"step {oldest and oldest.step_id} is the oldest in flight, got the schedule of "
+                f"{schedule.step_id} and the output of {output.step_id}"
             )
-        self._in_flight = None
+        self._open.popleft()
         self._kv.end_step(output.load_bytes, output.load_s)
-        updates, self._failures = self._failures, []
+        updates = oldest.failures
         live = self._roster.live
         for run, result in zip(schedule.sequences, output.sequences, strict=True):
             if run.seq_id != result.seq_id:
@@ -217,104 +239,6 @@ class Scheduler:
             last_step_tokens=self._last_step_tokens,
         )
 
-    # Planning
-
-    def _plan_mixed(
-        self, step: StepBuilder, decodes: list[Sequence], prefills: list[Sequence]
-    ) -> None:
-        budget, roster = self._budget, self._roster
-        may_admit = len(roster.queue) > 0 and len(roster.running) < self._limits.max_num_seqs
-        limit = budget.decode_limit(len(decodes), may_admit or bool(prefills))
-        if limit >= len(decodes):
-            for seq in decodes:
-                self._plan_running(step, seq)
-            self._plan_prompts(step, prefills)
-            return
-        rows = policies.turn_order(decodes, self._last_turn, self._key)
-        self._plan_turns(step, rows, limit)
-        self._plan_prompts(step, prefills)
-        self._plan_turns(step, rows, budget.left)
-
-    def _plan_turns(self, step: StepBuilder, rows: Iterator[Sequence], limit: int) -> None:
-        """Plan decode rows up to `limit` tokens; the next turns begin behind the last of them."""
-        stop_at = self._budget.left - limit
-        while self._budget.left > stop_at:
-            seq = next(rows, None)
-            if seq is None:
-                return
-            self._plan_running(step, seq)
-            if seq.seq_id in step.runs:
-                self._last_turn = self._key(seq)
-
-    def _plan_prompts(self, step: StepBuilder, prefills: list[Sequence]) -> None:
-        for seq in prefills:
-            self._plan_running(step, seq)
-        self._admit(step)
-
-    def _plan_running(self, step: StepBuilder, seq: Sequence) -> None:
-        """Plan the next run of a running sequence, unless it must wait for a page."""
-        if seq.status is not _RUNNING:  # preempted a moment ago
-            return
-        start = seq.num_computed_tokens
-        num_tokens = policies.chunk_size(len(seq.token_ids) - start, self._budget.left)
-        if num_tokens == 0:
-            return
-        end = start + num_tokens
-        new_pages: tuple[int, ...] | None = ()
-        if end > len(seq.pages) * self._page_size:
-            new_pages = self._kv.grow(seq, end)
-        while new_pages is None:
-            victim = policies.choose_victim(self._roster.running, seq, step.runs)
-            if victim is None:
-                return
-            self._roster.preempt(victim)
-            new_pages = self._kv.grow(seq, end)
-        step.add(seq, num_tokens, new_pages)
-        self._budget.left -= num_tokens
-
-    def _admit(self, step: StepBuilder) -> None:
-        """Admit waiting sequences in strict order: one that does not fit holds up the rest."""
-        while self._budget.left and len(self._roster.running) < self._limits.max_num_seqs:
-            seq = self._roster.queue.peek()
-            if seq is None or not self._kv.admit(
-                seq, self._headroom(), not wants_prompt_logprobs(seq)
-            ):
-                return
-            self._roster.start(seq)
-            num_remaining = len(seq.token_ids) - seq.num_computed_tokens
-            num_tokens = policies.chunk_size(num_remaining, self._budget.left)
-            step.add_admitted(seq, num_tokens)
-            self._budget.left -= num_tokens
-
-    def _make_room(self) -> None:
-        """Preempt sequences of strictly lower priority than the one to admit, if that admits it."""
-        head = self._roster.queue.peek()
-        if head is None:
-            return
-        priority = head.request.priority
-        lower = [seq for seq in self._roster.running if seq.request.priority > priority]
-        use_cache = not wants_prompt_logprobs(head)
-        while lower:
-            has_slot = len(self._roster.running) < self._limits.max_num_seqs
-            short = self._kv.pages_short(head, self._headroom(), use_cache)
-            if (has_slot and not short) or short > sum(len(seq.pages) for seq in lower):
-                return
-            self._roster.preempt(lower.pop())
-
-    def _headroom(self) -> int:
-        return policies.admission_headroom(len(self._roster.running), self._kv.num_pages)
-
-    def _attach_grammar(self, step: StepBuilder) -> None:
-        for run in list(step.runs.values()):
-            seq = self._roster.live[run.seq_id]
-            if not run.samples or seq.request.params.grammar is None:
-                continue
-            try:
-                step.constrain(run, (self._grammar.allowed_tokens(seq),))
-            except GrammarError as error:
-                step.remove(seq)
-                self._failures.append(self._fail(seq, str(error)))
-
     # Applying results
 
     def _apply(
@@ -329,12 +253,16 @@ class Scheduler:
             finish = self._append(seq, result.token_ids)
         except GrammarError as refused:
             finish, error = (FinishReason.ERROR, None), str(refused)
-        # Only what the step computed; the token it sampled has no KV yet.
-        self._kv.publish(seq, run.start + run.num_tokens)
+        note_output(seq, run, result)
+        if seq.status is _RUNNING:  # one that was preempted meanwhile holds no pages
+            self._kv.publish(seq, num_committed(seq, run))
+        num_drafts, num_accepted = result.num_draft_tokens, result.num_accepted_tokens
+        if num_drafts and self._drafts is not None:
+            self._drafts.note_output(seq, num_drafts, num_accepted)
         new = result.token_ids
         if finish is not None:
             new = tuple(seq.token_ids[old_len:])
-            self._roster.end(seq, *finish)
+            self._end(seq, *finish)
         if new:
             self._generation_tokens += len(new)
             if old_len == seq.num_prompt_tokens:
@@ -356,6 +284,8 @@ class Scheduler:
             error,
             seq.prefix,
             seq.hint_answer,
+            num_drafts,
+            num_accepted,
         )
 
     def _finish_prompt(self, seq: Sequence) -> None:
@@ -383,8 +313,13 @@ class Scheduler:
                 return finish
         return None
 
+    def _end(self, seq: Sequence, reason: FinishReason, stop_reason: int | str | None) -> None:
+        self._roster.end(seq, reason, stop_reason)
+        if self._drafts is not None:
+            self._drafts.forget(seq.seq_id)
+
     def _fail(self, seq: Sequence, error: str) -> SequenceUpdate:
-        self._roster.end(seq, FinishReason.ERROR, None)
+        self._end(seq, FinishReason.ERROR, None)
         return SequenceUpdate(
             seq.seq_id,
             seq.request.request_id,

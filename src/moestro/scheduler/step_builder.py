@@ -1,10 +1,9 @@
 """StepBuilder: the Schedule while it is being planned."""
 
-from dataclasses import replace
-
 from moestro.core.page_moves import PageLoad
 from moestro.core.request import Sequence
 from moestro.core.step import NewSequence, Schedule, ScheduledSequence
+from moestro.scheduler.lookahead import note_planned
 
 
 class StepBuilder:
@@ -16,28 +15,16 @@ class StepBuilder:
         self.num_tokens = 0
         self.admitted: dict[int, Sequence] = {}
 
-    def add(self, seq: Sequence, num_tokens: int, new_pages: tuple[int, ...]) -> None:
-        """Plan the next `num_tokens` tokens of `seq`; they count as computed from now on."""
-        start = seq.num_computed_tokens
-        end = start + num_tokens
-        samples = end == len(seq.token_ids)
-        self.runs[seq.seq_id] = ScheduledSequence(seq.seq_id, start, num_tokens, new_pages, samples)
-        seq.num_computed_tokens = end
-        self.num_tokens += num_tokens
+    def add(self, seq: Sequence, run: ScheduledSequence) -> None:
+        """Plan the next run of `seq`; its tokens count as computed from now on."""
+        self.runs[seq.seq_id] = run
+        self.num_tokens += run.num_tokens
+        note_planned(seq, run)
 
-    def add_admitted(self, seq: Sequence, num_tokens: int) -> None:
+    def add_admitted(self, seq: Sequence, run: ScheduledSequence) -> None:
         """Plan the first run of a sequence that has just been given its pages."""
         self.admitted[seq.seq_id] = seq
-        self.add(seq, num_tokens, tuple(seq.pages))
-
-    def constrain(self, run: ScheduledSequence, allowed_tokens: tuple[bytes, ...]) -> None:
-        """Give a planned run its grammar masks, one a draw."""
-        self.runs[run.seq_id] = replace(run, allowed_tokens=allowed_tokens)
-
-    def remove(self, seq: Sequence) -> None:
-        """Forget the run of a sequence that ends before it is executed."""
-        self.num_tokens -= self.runs.pop(seq.seq_id).num_tokens
-        self.admitted.pop(seq.seq_id, None)
+        self.add(seq, run)
 
     def build(self, released: tuple[int, ...], loads: tuple[PageLoad, ...] = ()) -> Schedule:
         """The finished Schedule."""
