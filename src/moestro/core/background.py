@@ -8,11 +8,11 @@ _NICE = 19
 
 
 def lower_priority() -> None:
-    """Of the calling thread alone, where the system can (Linux): it runs where nothing else wants
-    to. Not to be undone: the system asks for privileges to raise it again.
+    """Of the calling thread alone, where the system can (Linux), to the lowest niceness. Not to be
+    undone: the system asks for privileges to raise it again.
+
+    Not SCHED_IDLE: a thread that holds the interpreter's lock, and gets no core because other
+    processes fill them, stops the model for as long (docs/log.md).
     """
-    with suppress(OSError, AttributeError):
-        os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
-        return
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
