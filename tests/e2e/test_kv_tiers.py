@@ -27,6 +27,7 @@ from tests.kvstore.redis_server import RedisServer
 from moestro import LLM
 from moestro.core.page_moves import MoveFailure
 from moestro.core.page_store import StoreError
+from moestro.kvstore.data_file import DataFile
 from moestro.kvstore.lmdb_store import LmdbStore
 from moestro.weights.source import resolve_model
 
@@ -320,17 +321,15 @@ def test_flipped_bits_are_recomputed_and_counted(
 ) -> None:
     with start("tiny-hy3", **store) as llm:
         ask(llm, PROMPT)
-    get_many = LmdbStore.get_many
+    read = DataFile.read
 
-    def damaged(self: LmdbStore, *args: Any) -> Any:
-        values = get_many(self, *args)
-        for value in values:
-            if value is not None:
-                memoryview(value).cast("B")[len(value) // 2] ^= 4  # type: ignore[index]
-        return values
+    def damaged(self: DataFile, place: int, out: memoryview) -> bool:
+        found = read(self, place, out)
+        out[len(out) // 2] ^= 4
+        return found
 
     with start("tiny-hy3", **store, **HOST) as llm:
-        monkeypatch.setattr(LmdbStore, "get_many", damaged)
+        monkeypatch.setattr(DataFile, "read", damaged)
         output = ask(llm, PROMPT)
         assert signature(output) == alone(tuple(PROMPT))
         assert output.num_cached_tokens == 0
