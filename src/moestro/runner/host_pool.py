@@ -43,12 +43,9 @@ class HostPool:
         memory = torch.empty(num_slots * layout.page_bytes, dtype=torch.uint8, pin_memory=pin)
         self._slots = memory.numpy().reshape(num_slots, layout.page_bytes)
         by_layer = self._slots.reshape(num_slots, layout.num_layers, layout.num_kv_heads, -1)
-        self._host = [
-            tuple(by_layer[:, i, :, part] for part in layout.parts)
-            for i in range(layout.num_layers)
-        ]
+        self._host = [by_layer[..., part] for part in layout.parts]
         self._layers = kv_pool.layers
-        self._device = [_parts(pages) for pages in kv_pool.layers]
+        self._device = _parts(kv_pool.layers)
 
     @property
     def page_bytes(self) -> int:
@@ -59,14 +56,17 @@ class HostPool:
     def num_bytes(self) -> int:
         return self._slots.nbytes
 
-    def save(self, layer: int, pages: Sequence[int], slots: Sequence[int]) -> None:
-        """One layer of device pages into slots."""
+    def save(self, layers: range, pages: Sequence[int], slots: Sequence[int]) -> None:
+        """Some layers, one after the other, of device pages into slots."""
         if self.is_lossy:
-            self._save_lossy(layer, pages, slots)
+            for layer in layers:
+                self._save_lossy(layer, pages, slots)
             return
+        some = slice(layers.start, layers.stop)
         for page, slot, count in _runs(pages, slots):
-            for held, host in zip(self._device[layer], self._host[layer], strict=True):
-                host[slot : slot + count] = held[page : page + count]
+            for held, host in self._copies():
+                # all layers at once: after each copy the thread has to wait for the interpreter
+                host[slot : slot + count, some] = held[page : page + count, some]
 
     def load(self, layer: int, slots: Sequence[int], pages: Sequence[int]) -> None:
         """One layer of slots into device pages."""
@@ -74,8 +74,8 @@ class HostPool:
             self._load_lossy(layer, slots, pages)
             return
         for page, slot, count in _runs(pages, slots):
-            for held, host in zip(self._device[layer], self._host[layer], strict=True):
-                held[page : page + count] = host[slot : slot + count]
+            for held, host in self._copies():
+                held[page : page + count, layer] = host[slot : slot + count, layer]
 
     def payload(self, slot: int) -> memoryview:
         """The bytes of a slot, not copied."""
@@ -87,8 +87,14 @@ class HostPool:
 
     def close(self) -> None:
         """Let go of the device's pages and of the memory. Idempotent."""
-        self._device, self._layers, self._host = [], (), []
+        self._device, self._layers, self._host = (), (), []
         self._slots = np.empty((0, self.layout.page_bytes), np.uint8)
+
+    def _copies(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Device and host bytes of each part, [P, L, G, *] and [num_slots, L, G, *]."""
+        if not self._device:
+            raise IndexError("the pool is closed")
+        return zip(self._device, self._host, strict=True)
 
     def _save_lossy(self, layer: int, pages: Sequence[int], slots: Sequence[int]) -> None:
         dtype, pool = self.layout.dtype, self._layers[layer]
@@ -101,15 +107,15 @@ class HostPool:
                     tensors = [k, v, k_scales, v_scales]
                 else:
                     tensors = [r.to(dtype) for r in rows]
-                for host, tensor in zip(self._host[layer], tensors, strict=True):
-                    host[slot, head] = _flat_bytes(tensor)
+                for host, tensor in zip(self._host, tensors, strict=True):
+                    host[slot, layer, head] = _flat_bytes(tensor)
 
     def _load_lossy(self, layer: int, slots: Sequence[int], pages: Sequence[int]) -> None:
         layout, pool = self.layout, self._layers[layer]
         for slot, page in zip(slots, pages, strict=True):
             for head in range(layout.num_kv_heads):
                 # copied: a scale may lie at any byte
-                held = [torch.from_numpy(h[slot, head].copy()) for h in self._host[layer]]
+                held = [torch.from_numpy(h[slot, layer, head].copy()) for h in self._host]
                 scales = [t.view(torch.float32) for t in held[2:]]
                 for i, target in enumerate((pool.k, pool.v)):
                     codes, row_scales = held[i], scales[i] if scales else None
@@ -117,17 +123,30 @@ class HostPool:
                     target[page, head] = dequantize_rows(rows, row_scales).to(target.dtype)
 
 
-def _parts(pages: KVPages) -> tuple[np.ndarray, ...]:
-    """A layer's k, v and scales as bytes [P, G, *], over the same memory.
+def _parts(layers: Sequence[KVPages]) -> tuple[np.ndarray, ...]:
+    """All layers' k, v and scales as bytes [P, L, G, *], over the same memory.
 
     By address: a tensor that torch made an array of could not give its memory back any more.
     """
-    tensors = [t for t in (pages.k, pages.v, pages.k_scales, pages.v_scales) if t is not None]
-    return tuple(_bytes_at(t.data_ptr(), (*t.shape[:2], t[0, 0].nbytes)) for t in tensors)
+    by_layer = [(pages.k, pages.v, pages.k_scales, pages.v_scales) for pages in layers]
+    parts = [[t for t in tensors if t is not None] for tensors in zip(*by_layer, strict=True)]
+    return tuple(_bytes_of(tensors) for tensors in parts if tensors)
 
 
-def _bytes_at(address: int, shape: tuple[int, ...]) -> np.ndarray:
-    described = {"data": (address, False), "shape": shape, "typestr": "|u1", "version": 3}
+def _bytes_of(tensors: Sequence[torch.Tensor]) -> np.ndarray:
+    """Contiguous tensors [P, G, ...] that lie at equal distances, as KVPool's layers do."""
+    first = tensors[0]
+    places = [t.data_ptr() for t in tensors]
+    step = places[1] - places[0] if len(places) > 1 else first.nbytes
+    assert all(b - a == step for a, b in pairwise(places))
+    pages, heads, row = *first.shape[:2], first[0, 0].nbytes
+    described = {
+        "data": (places[0], False),
+        "shape": (pages, len(tensors), heads, row),
+        "strides": (heads * row, step, row, 1),
+        "typestr": "|u1",
+        "version": 3,
+    }
     return np.asarray(SimpleNamespace(__array_interface__=described))
 
 

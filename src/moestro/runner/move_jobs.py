@@ -126,8 +126,7 @@ def save(job: Job, host: HostPool) -> Steps:
             yield num_bytes
             if job.is_cancelled():
                 return
-            for layer in some:
-                host.save(layer, pages[at], slots[at])
+            host.save(some, pages[at], slots[at])
             job.num_moved_bytes += num_bytes
         job.num_done += len(slots[at])
 
