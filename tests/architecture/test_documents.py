@@ -176,3 +176,16 @@ def test_server_page_lists_every_field() -> None:
     fields = {name for model in REQUEST_MODELS for name in model.model_fields} | SDK_IGNORED
     named = set(re.findall(r"`(\w+)[`:]", (ROOT / "docs" / "server.md").read_text()))
     assert sorted(fields - named) == []
+
+
+def test_the_tests_that_documents_name_exist() -> None:
+    named = set()
+    for page in PAGES:
+        named |= set(re.findall(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`", page.read_text()))
+    assert len(named) > 20
+    missing = [
+        (file, name)
+        for file, name in sorted(named)
+        if not (ROOT / file).exists() or f"def {name}(" not in (ROOT / file).read_text() + "def ("
+    ]
+    assert missing == []

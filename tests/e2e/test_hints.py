@@ -14,6 +14,7 @@ from moestro.core.kv_hints import HintAction, HintRefusal, KVHints, MissReason
 from moestro.core.outputs import RequestOutput
 from moestro.core.sampling_params import SamplingParams
 from moestro.engine.async_engine import AsyncEngine
+from moestro.errors import RequestError
 
 PAGE = 16
 OPTIONS: dict[str, Any] = {
@@ -71,6 +72,32 @@ def test_sessions_of_other_tenants_are_unknown() -> None:
             assert answer.refused is HintRefusal.UNKNOWN_SESSION
         mine = await engine.hint(HintAction.DEMOTE, session_id="agent", cache_salt="mine")
         assert mine.accepted
+
+    with_engine(scenario)
+
+
+def test_hints_that_can_not_be_leave_the_engine_serving() -> None:
+    async def scenario(engine: AsyncEngine) -> None:
+        before = await ask(engine, PROMPT, kv_hints=KVHints(session_id="agent"), cache_salt="me")
+        for wrong in (
+            {"action": HintAction.PIN, "session_id": "agent", "ttl_s": 10**400},
+            {"action": HintAction.PIN, "session_id": "agent", "ttl_s": float("nan")},
+            {"action": "pin", "session_id": "agent"},
+            {"action": HintAction.DROP, "session_id": "agent", "cache_salt": None},
+            {"action": HintAction.DROP, "prompt": [-1]},
+            {"action": HintAction.DROP, "prompt": [2**64]},
+        ):
+            with pytest.raises(RequestError):
+                await engine.hint(**wrong)
+        with pytest.raises(RequestError, match="cache_salt"):
+            await engine.explain(PROMPT, cache_salt=b"me")  # type: ignore[arg-type]
+        for action in HintAction:
+            ttl = {"ttl_s": 5} if action is HintAction.PIN else {}
+            stolen = await engine.hint(action, session_id="agent", cache_salt="\ud800", **ttl)
+            assert stolen.refused is HintRefusal.UNKNOWN_SESSION
+        after = await ask(engine, PROMPT, cache_salt="me")
+        assert after.outputs[0].token_ids == before.outputs[0].token_ids
+        assert after.num_cached_tokens == 10 * PAGE
 
     with_engine(scenario)
 

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import lmdb
 import pytest
+from tests.kvstore.small_disk import small_disk
 
 from moestro.core.page_moves import MoveFailure
 from moestro.core.page_store import StoreError
@@ -185,19 +187,6 @@ def test_folders_that_can_not_be(tmp_path: Path) -> None:
         assert refusal(folder).failure is MoveFailure.UNAVAILABLE
 
 
-@contextlib.contextmanager
-def small_disk(folder: Path, options: str) -> Iterator[None]:
-    """A file system of its own; skips where mounting isn't allowed."""
-    folder.mkdir(exist_ok=True)
-    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a file system is not allowed here")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 def test_a_full_disk(tmp_path: Path) -> None:
     """The store goes on within what the disk had: pages are refused or take older ones' place."""
     with small_disk(tmp_path / "disk", "size=2m"):
@@ -217,6 +206,67 @@ def test_a_full_disk(tmp_path: Path) -> None:
         assert sum(one is not None for one in there) > 10
         store.close()
         LmdbStore(tmp_path / "disk" / "kv", 64 * 2**20, "batch", soon()).close()
+
+
+def test_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
+    """Somebody else fills it and makes room again: pages that were there stay, new ones follow."""
+    with small_disk(tmp_path / "disk", "size=4m"):
+        store = open_store(
+            f"lmdb://{tmp_path}/disk/kv", digest=DIGEST, capacity_bytes=64 * 2**20, timeout_s=5.0
+        )
+        pages = [(key(i)[16:], page(i)) for i in range(60)]
+        assert store.put_many(pages[:10]).result(20) == 10
+        other = tmp_path / "disk" / "other"
+        with contextlib.suppress(OSError), other.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        with contextlib.suppress(StoreError):
+            assert store.put_many(pages[10:40]).result(20) < 30
+        found = store.get_many([k for k, _ in pages[:40]]).result(20)
+        assert all(
+            one in (MoveFailure.MISSING, data)
+            for one, (_, data) in zip(found, pages[:40], strict=True)
+        )
+        other.unlink()
+        assert store.put_many(pages[40:]).result(20) == 20
+        assert store.get_many([k for k, _ in pages[40:]]).result(20) == [p for _, p in pages[40:]]
+        assert store.usage().num_quarantined == 0
+        store.close(10)
+
+
+@pytest.mark.parametrize("what", ["folder", "file", "replaced"])
+def test_a_store_that_is_deleted_while_it_runs(tmp_path: Path, what: str) -> None:
+    """It is used no more and says so; beside it no other process makes one with its lock file."""
+    folder = tmp_path / "kv"
+    filled(folder)
+    store = LmdbStore(folder, CAPACITY, "batch", soon())
+    if what == "folder":
+        shutil.rmtree(folder)
+    else:
+        (folder / "data.mdb").unlink()
+    if what == "file":
+        program = f"""
+from pathlib import Path
+from moestro.kvstore.backend import Deadline
+from moestro.kvstore.lmdb_store import LmdbStore
+LmdbStore(Path({str(folder)!r}), {CAPACITY}, "batch", Deadline(10))
+"""
+        run = [sys.executable, "-c", program]
+        found = subprocess.run(run, capture_output=True, text=True, check=False)
+        assert "was deleted while other processes have it open" in found.stderr
+    if what == "replaced":
+        (folder / "data.mdb").write_bytes(b"another")
+    for call in (
+        store.maintain,
+        lambda: store.put_many([(key(50), value(50))], soon()),
+        lambda: store.get_many([key(1)], soon()),
+    ):
+        with pytest.raises(StoreError, match="deleted or replaced while in use") as caught:
+            call()
+        assert caught.value.failure is MoveFailure.UNAVAILABLE
+    store.close()
+    if what != "replaced":
+        filled(folder)
 
 
 FILE_LIMIT = """

@@ -5,6 +5,7 @@ when the server is back.
 """
 
 import time
+import traceback
 from collections.abc import Iterator
 from concurrent.futures import Future
 
@@ -184,3 +185,31 @@ def test_another_database_is_another_store(server: RedisServer, store: PageStore
     other = open_at(server.url[:-1] + "1")
     assert other.exists_many([KEY]).result(10) == [False]
     other.close(1.0)
+
+
+def test_a_password_that_the_server_quotes_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    """A server without AUTH quotes its arguments; something that is no Redis may echo them."""
+    server = RedisServer("--rename-command", "AUTH", "")
+    answers = [b"-ERR no s3cret", b"-OOM s3cret", b"!s3cret", b"-NOAUTH s3cret", b"+s3cret"]
+    proxies = [garbage_server(answer + b"\r\n") for answer in answers]
+    for url in (server.url, *(proxy.url for proxy in proxies)):
+        try:
+            store = open_at(url.replace("//", "//me:s3cret@"), timeout_s=0.2)
+        except ConfigError as error:
+            told = "".join(traceback.format_exception(error))
+        else:
+            told = "".join(
+                "".join(traceback.format_exception(f.exception(5))) for f in every_call(store)
+            )
+            store.close(1.0)
+        told = told.replace('"//me:s3cret@"', "")  # this test's own line
+        assert "s3cret" not in told
+    assert "s3cret" not in caplog.text
+    for proxy in proxies:
+        proxy.close()
+    server.kill()
+
+
+def test_a_database_that_is_not_there(server: RedisServer) -> None:
+    with pytest.raises(ConfigError, match=r"out of range.*number of a database"):
+        open_at(server.url[:-1] + "999999")

@@ -191,6 +191,7 @@ class EngineConfig:
         Text("a store"),
         "Where KV pages outlive the process: none, lmdb://PATH, redis://HOST:PORT/DB or "
         "mooncake://MASTER:PORT. Several engines may share one.",
+        secret=True,
     )
     kv_store_bytes: int = _tiers(
         16 * 2**30, Size(1), "Byte budget of an LMDB store; servers have their own."

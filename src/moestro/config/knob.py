@@ -29,10 +29,12 @@ class Knob:
 
 
 def knob(default: object, kind: Kind, doc: str, *, group: str, **more: Any) -> Any:
-    """A dataclass field that carries a Knob. `more`: flags, also, waits_for, ready."""
+    """A dataclass field that carries a Knob. `more`: flags, also, waits_for, ready;
+    secret: may hold a password, so no repr shows it."""
     ready = more.pop("ready", (default,))
+    in_repr = not more.pop("secret", False)
     made = Knob(kind, doc, group, ready=ready, optional=default is None, **more)
-    return field(default=default, metadata={"knob": made})
+    return field(default=default, metadata={"knob": made}, repr=in_repr)
 
 
 def knobs_of(owner: type) -> dict[str, tuple[Field[Any], Knob]]:

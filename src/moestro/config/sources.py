@@ -80,6 +80,12 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"Can't read the configuration file {path}: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"The configuration file {path} is not UTF-8: {error.reason}.") from None
+    except yaml.MarkedYAMLError as error:  # whose text quotes the line, passwords and all
+        mark = error.problem_mark
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise ConfigError(
+            f"The configuration file {path} is not valid YAML: {error.problem}{where}"
+        ) from None
     except _YAML_ERRORS as error:
         raise ConfigError(f"The configuration file {path} is not valid YAML: {error}") from None
     if loaded is None:

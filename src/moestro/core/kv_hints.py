@@ -5,7 +5,6 @@ to a tenant: (cache_salt, session_id) names one, so another tenant's is unknown,
 """
 
 import enum
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -107,6 +106,11 @@ class HintRequest:
     ttl_s: float | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.action, HintAction):
+            raise RequestError(
+                f"A hint is one of {', '.join(HintAction)}, not {shown(self.action)}.", "action"
+            )
+        check_cache_salt(self.cache_salt)
         if (self.session_id is None) == (self.token_ids is None):
             raise RequestError(
                 f"{self.action} needs either a session_id or a prompt, and not both.", "session_id"
@@ -228,9 +232,15 @@ def check_session_id(value: object, param: str) -> None:
         raise RequestError(f"{param} must be printable, got {shown(value)}.", param)
 
 
+def check_cache_salt(value: object) -> None:
+    """Raises RequestError unless it can name a tenant."""
+    if not isinstance(value, str):
+        raise RequestError(f"cache_salt must be text, got {shown(value)}.", "cache_salt")
+
+
 def check_ttl_s(value: object, param: str) -> None:
     """Raises RequestError unless it is a number of seconds that a pin may last."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(f"{param} must be a number of seconds, got {shown(value)}.", param)
     if not 0 <= value <= MAX_TTL_S:
         raise RequestError(

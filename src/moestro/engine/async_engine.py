@@ -13,7 +13,14 @@ from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeVar
 
 from moestro.config import EngineConfig
-from moestro.core.kv_hints import HintAction, HintAnswer, HintRequest, KVHints, PrefixUse
+from moestro.core.kv_hints import (
+    HintAction,
+    HintAnswer,
+    HintRequest,
+    KVHints,
+    PrefixUse,
+    check_cache_salt,
+)
 from moestro.core.messages import (
     AbortRequest,
     AddRequest,
@@ -213,6 +220,7 @@ class AsyncEngine:
 
         Raises RequestError and EngineDeadError.
         """
+        check_cache_salt(cache_salt)
         token_ids = await self._tokens_of(prompt, add_special_tokens)
         found = await self._answers.ask(self._channel, ExplainPrefix(token_ids, cache_salt))
         assert isinstance(found, PrefixUse)

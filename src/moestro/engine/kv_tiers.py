@@ -1,6 +1,5 @@
 """Wires the tiers below the device: host memory, and a store under the digest of what it holds."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,9 +10,9 @@ from moestro.core.page_store import PageStore
 from moestro.core.plan import Plan
 from moestro.engine.kv_namespace import namespace_digest
 from moestro.engine.planned_model import cache_root
-from moestro.errors import CheckpointError, ConfigError
+from moestro.errors import CheckpointError
 from moestro.kvcache.tier_policy import TierConfig, WritePolicy
-from moestro.kvstore.opening import lmdb_folder, open_store, split_url
+from moestro.kvstore.opening import check_start, open_store
 from moestro.quant.kv import KV_DTYPES
 from moestro.runner.host_pool import HostPool
 from moestro.runner.kv_pool import KVPool
@@ -55,7 +54,7 @@ def weights_digest(config: EngineConfig, plan: Plan, model_dir: Path) -> Weights
     """
     if plan.kv_store == "none":
         return None
-    _check_store(config.kv_store)
+    check_start(config.kv_store, config.kv_store_bytes)
     with Checkpoint.open(model_dir) as checkpoint:
         files = checkpoint.files
     try:
@@ -114,17 +113,3 @@ def _open(config: EngineConfig, digest: bytes) -> PageStore:
         sync=config.kv_store_sync,
         timeout_s=config.kv_store_timeout_s,
     )
-
-
-def _check_store(url: str) -> None:
-    """What can be told before the store is opened: a wrong URL, a folder not to be written."""
-    parts = split_url(url)
-    if parts.scheme != "lmdb":
-        return
-    folder = lmdb_folder(parts)
-    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        what = "is no folder" if not there.is_dir() else "can't be written"
-        raise ConfigError(
-            f"kv_store={url!r}: {there} {what}. Give a folder that this user may write to."
-        )

@@ -60,6 +60,11 @@ class DataFile:
             done += count
         return True
 
+    def identity(self) -> tuple[int, int]:
+        """Device and inode."""
+        found = os.fstat(self._fd)
+        return (found.st_dev, found.st_ino)
+
     def close(self) -> None:
         os.close(self._fd)
 

@@ -56,6 +56,7 @@ class LmdbEnvironment:
         self.sync = sync
         self._pid = os.getpid()
         self._file: DataFile | None = None
+        self._is_gone = False
         self._readers = threading.Lock()
         self._writers = threading.Lock()
         with _translated(folder):
@@ -76,6 +77,12 @@ class LmdbEnvironment:
             is_new = not data.exists() or data.stat().st_size == 0
             if not is_new:
                 self._check_size(data)
+            if is_new and not is_alone:  # the first opener makes it before another one can come
+                raise StoreError(
+                    MoveFailure.UNAVAILABLE,
+                    f"{data} was deleted while other processes have it open: end them, or use "
+                    "another folder",
+                )
             if not is_new and is_alone:
                 self._check_structure()
             self._env = lmdb.open(
@@ -191,6 +198,12 @@ class LmdbEnvironment:
                 MoveFailure.UNAVAILABLE,
                 f"{self.folder} was opened before this process was forked: open it again",
             )
+        if self._is_gone:
+            raise StoreError(
+                MoveFailure.UNAVAILABLE,
+                f"{self.folder / DATA_FILE} was deleted or replaced while in use: nothing is kept "
+                "there until the engine is started again",
+            )
         if not lock.acquire(timeout=deadline.remaining_s):
             raise StoreError(MoveFailure.TIMEOUT, f"{self.folder} is busy in this process")
         try:
@@ -232,6 +245,17 @@ class LmdbEnvironment:
         """Free the snapshots of processes that are gone: they would keep deleted pages in use."""
         with _translated(self.folder):
             self._env.reader_check()
+
+    def check_in_place(self) -> None:
+        """Use it no more once its file is no longer the one in the folder: pages would go, unseen,
+        into a file without a name, and its lock file would be shared with the next one's."""
+        with _translated(self.folder):
+            ours = self.file.identity()
+            try:
+                found = os.stat(self.folder / DATA_FILE)
+                self._is_gone = (found.st_dev, found.st_ino) != ours
+            except FileNotFoundError:
+                self._is_gone = True
 
     def info(self) -> dict[str, int]:
         """file_bytes, map_bytes."""

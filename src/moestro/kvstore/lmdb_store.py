@@ -310,6 +310,7 @@ class LmdbStore:
     def maintain(self) -> None:
         """See BlockingStore."""
         deadline = Deadline(UPKEEP_S)
+        self._env.check_in_place()
         if self._touched:
             with self._env.writing(deadline) as txn:
                 self._write_touched(txn)

@@ -14,7 +14,7 @@ from mooncake.store import MooncakeDistributedStore
 
 from moestro.core.page_moves import MoveFailure
 from moestro.core.page_store import StoreError
-from moestro.errors import ConfigError
+from moestro.errors import ConfigError, shown, without_password
 from moestro.kvstore.backend import Deadline, Namespace, runs
 from moestro.kvstore.codec import DIGEST_BYTES, Value, join, split
 
@@ -124,12 +124,11 @@ def _options(parts: SplitResult) -> dict[str, str]:
     if unknown or not parts.hostname or parts.path.strip("/"):
         raise ConfigError(
             "a Mooncake URL is mooncake://MASTER:PORT?NAME=VALUE with any of "
-            f"{', '.join(DEFAULTS)}, not {parts.geturl()!r}."
+            f"{', '.join(DEFAULTS)}, not {shown(without_password(parts.geturl()))}."
         )
-    if not options["segment_bytes"].isdecimal():
-        raise ConfigError(
-            f"segment_bytes is {options['segment_bytes']!r}, but must be a number of bytes."
-        )
+    size = options["segment_bytes"]
+    if not (size.isascii() and size.isdecimal() and len(size) < 19):
+        raise ConfigError(f"segment_bytes is {shown(size)}, but must be a number of bytes.")
     return options
 
 

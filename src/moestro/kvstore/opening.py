@@ -1,18 +1,23 @@
 """From the text of --kv-store to a store."""
 
+import errno
 import importlib.util
-import re
+import logging
+import mmap
+import os
+import shutil
 from pathlib import Path
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import urlsplit
 
 from moestro.core.page_store import PageStore
 from moestro.errors import ConfigError, shown
 from moestro.kvstore.backend import BlockingStore, Deadline
+from moestro.kvstore.store_url import database, lmdb_folder, split_url
 from moestro.kvstore.threaded import ThreadedStore
 
-SCHEMES = ("lmdb", "redis", "mooncake")
+logger = logging.getLogger(__name__)
+
 SYNCS = ("always", "batch")
-FORMS = "lmdb://PATH, redis://HOST:PORT/DB or mooncake://MASTER:PORT"
 # A new LMDB environment is checked from end to end before it is believed.
 OPEN_S = 60.0
 
@@ -51,17 +56,13 @@ def open_backend(
     """The store at `url` with all its namespaces, without threads. Raises as open_store does."""
     if sync not in SYNCS:
         raise ConfigError(f"the store's sync is {shown(sync)}, but must be one of {SYNCS}.")
-    if timeout_s <= 0:
+    if not timeout_s > 0:
         raise ConfigError(f"the store's timeout is {timeout_s} s, but must be above 0.")
     parts = split_url(url)
     if parts.scheme == "lmdb":
-        from moestro.kvstore.lmdb_store import MIN_CAPACITY_BYTES, LmdbStore
+        from moestro.kvstore.lmdb_store import LmdbStore
 
-        if capacity_bytes < MIN_CAPACITY_BYTES:
-            raise ConfigError(
-                f"kv_store_bytes is {capacity_bytes:,}, but an LMDB store needs at least "
-                f"{MIN_CAPACITY_BYTES:,}."
-            )
+        _check_budget(capacity_bytes)
         return LmdbStore(lmdb_folder(parts), capacity_bytes, sync, Deadline(OPEN_S))
     if parts.scheme == "redis":
         _need("redis", extra="redis")
@@ -82,29 +83,76 @@ def _need(module: str, *, extra: str) -> None:
         )
 
 
-def split_url(url: str) -> SplitResult:
-    """The parts of a store's URL with a known scheme. Raises ConfigError."""
-    scheme, mark, rest = url.partition("://")
-    if not mark or scheme not in SCHEMES or not rest:
-        raise ConfigError(f"kv_store is {_shown(url)}, but must be none, {FORMS}.")
+def check_start(url: str, capacity_bytes: int) -> None:
+    """What can be told before the store is opened, which may take long: a wrong URL, a budget
+    that no map can have, a folder that can't be made or written. Makes the folder.
+
+    Raises ConfigError. A disk that is full now, or smaller than the budget, is a warning: the
+    engine can serve on one.
+    """
+    parts = split_url(url)
+    if parts.scheme == "redis":
+        database(parts)
+    if parts.scheme != "lmdb":
+        _need(parts.scheme, extra=parts.scheme)
+        return
+    folder = lmdb_folder(parts)
+    _check_budget(capacity_bytes)
     try:
-        parts = urlsplit(url)
-        _ = parts.port  # parsed when asked for
-    except ValueError as error:
-        raise ConfigError(f"kv_store is {_shown(url)}, no URL: {error}. Use {FORMS}.") from error
-    return parts
-
-
-def _shown(url: str) -> str:
-    """Without the password."""
-    return shown(re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:***@", url))
-
-
-def lmdb_folder(parts: SplitResult) -> Path:
-    """lmdb:///absolute/folder, lmdb://relative/folder, lmdb://~/folder."""
-    if parts.query or parts.fragment:
+        there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            what = "is no folder" if not there.is_dir() else "can't be written"
+            raise ConfigError(
+                f"kv_store={shown(url)}: {there} {what}. Give a folder that this user may write to."
+            )
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _warn_of_small_disk(folder, capacity_bytes)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return  # tried again while the engine serves
         raise ConfigError(
-            f"kv_store is {shown(parts.geturl())}: ? and # mean nothing in a path; "
-            "write %3F and %23 if the folder is called so."
+            f"kv_store={shown(url)}: {shown(str(folder))} can't be made a folder: "
+            f"{error.strerror}. Give a folder that this user may write to."
+        ) from None
+
+
+def _check_budget(num_bytes: int) -> None:
+    """Raise ConfigError unless LMDB can map so much: at once, not as the store grows."""
+    from moestro.kvstore.lmdb_store import MIN_CAPACITY_BYTES
+
+    if num_bytes < MIN_CAPACITY_BYTES:
+        raise ConfigError(
+            f"kv_store_bytes is {num_bytes:,}, but an LMDB store needs at least "
+            f"{MIN_CAPACITY_BYTES:,}."
         )
-    return Path(unquote(parts.netloc + parts.path)).expanduser()
+    if not _has_addresses(num_bytes):
+        fits = next(2**i for i in range(num_bytes.bit_length() - 1, -1, -1) if _has_addresses(2**i))
+        raise ConfigError(
+            f"kv_store_bytes is {num_bytes:,}, but an LMDB store is mapped as a whole, and this "
+            f"process has addresses for no more than {fits:,} to {2 * fits:,} bytes. Give less."
+        )
+
+
+def _has_addresses(num_bytes: int) -> bool:
+    """Whether so much could be mapped now. Takes addresses for a moment, and no memory."""
+    try:
+        mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE, prot=0).close()
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def _warn_of_small_disk(folder: Path, capacity_bytes: int) -> None:
+    from moestro.kvstore.lmdb_environment import DATA_FILE
+
+    data = folder / DATA_FILE
+    taken = data.stat().st_blocks * 512 if data.exists() else 0
+    room = shutil.disk_usage(folder).free + taken
+    if room < capacity_bytes:
+        logger.warning(
+            "kv_store_bytes is %s, but the disk of %s has room for %s: when it is full, pages are "
+            "evicted or not stored",
+            f"{capacity_bytes:,}",
+            folder,
+            f"{room:,}",
+        )

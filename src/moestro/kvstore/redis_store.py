@@ -22,6 +22,7 @@ from moestro.core.page_store import StoreError
 from moestro.errors import ConfigError
 from moestro.kvstore.backend import KEY_BYTES, Deadline, Namespace, runs
 from moestro.kvstore.codec import DIGEST_BYTES, Value, join, split
+from moestro.kvstore.store_url import database
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class RedisStore:
     num_evicted = 0
 
     def __init__(self, parts: SplitResult, timeout_s: float) -> None:
+        self._secrets = _secrets(parts)
         self._where = f"{parts.hostname or 'localhost'}:{parts.port or DEFAULT_PORT}"
         self._client = redis.Redis(
             host=parts.hostname or "localhost",
@@ -53,18 +55,21 @@ class RedisStore:
             health_check_interval=0,
             protocol=2,
         )
+        refusal = None
         try:
             with self._translated():
                 self._client.ping()
         except StoreError as error:
-            if not isinstance(error.__cause__, (errors.AuthenticationError, errors.ResponseError)):
+            if isinstance(error.__cause__, (errors.AuthenticationError, errors.ResponseError)):
+                refusal = error.__cause__
+            else:
                 logger.warning("%s; tried again when pages are asked for", error)
-                return
+        if refusal is not None:
             self._client.close()
             raise ConfigError(
-                f"Redis at {self._where} refuses: {error.__cause__}. A password belongs into the "
-                "URL: redis://USER:PASSWORD@HOST:PORT/DB."
-            ) from error
+                f"Redis at {self._where} refuses: {refusal}. A password belongs into the URL, "
+                "and the number of a database that is there: redis://USER:PASSWORD@HOST:PORT/DB."
+            )
 
     def get_many(self, keys: Sequence[bytes], deadline: Deadline) -> list[Value | None]:
         """See BlockingStore."""
@@ -170,26 +175,41 @@ class RedisStore:
             text = f"Redis at {self._where} does not answer"
             raise StoreError(MoveFailure.TIMEOUT, text) from error
         except (errors.ConnectionError, OSError) as error:
-            text = f"Redis at {self._where} can't be reached: {error}"
-            raise StoreError(MoveFailure.UNAVAILABLE, text) from error
+            cause = self._without_secrets(error)
+            text = f"Redis at {self._where} can't be reached: {cause}"
+            raise StoreError(MoveFailure.UNAVAILABLE, text) from cause
         except errors.OutOfMemoryError as error:
-            raise StoreError(MoveFailure.FULL, f"Redis at {self._where} is full") from error
+            text = f"Redis at {self._where} is full"
+            raise StoreError(MoveFailure.FULL, text) from self._without_secrets(error)
         except Exception as error:  # the client parses what anybody may have sent
-            raise self._nonsense(error) from error
+            cause = self._without_secrets(error)
+            raise self._nonsense(cause) from cause
+
+    def _without_secrets(self, error: Exception) -> Exception:
+        """The error, or one of its kind: a server that knows no AUTH quotes its arguments."""
+        text = str(error)
+        told = text.partition(", with args beginning with")[0]
+        for secret in self._secrets:
+            told = told.replace(secret, "***")
+        if told == text:
+            return error
+        kinds = (errors.AuthenticationError, errors.ResponseError, errors.ConnectionError)
+        kind = next((kind for kind in kinds if isinstance(error, kind)), errors.RedisError)
+        return kind(told)
 
     def _nonsense(self, answer: object) -> StoreError:
-        text = ascii(answer)[:100]
+        text = ascii(answer)
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        text = text[:100]
         return StoreError(MoveFailure.ERROR, f"Redis at {self._where} answered {text}")
 
 
-def database(parts: SplitResult) -> int:
-    """The number behind the slash. Raises ConfigError."""
-    text = parts.path.strip("/")
-    if parts.query or parts.fragment or (text and not (text.isascii() and text.isdigit())):
-        raise ConfigError(
-            f"the database in a Redis URL is a number, redis://HOST:PORT/0, not {text!r}."
-        )
-    return int(text or 0)
+def _secrets(parts: SplitResult) -> tuple[str, ...]:
+    """The password as a text may quote it."""
+    given = parts.password or ""
+    plain = unquote(given)
+    return tuple({text for text in (given, plain, ascii(plain)[1:-1]) if text})
 
 
 def _name(key: bytes) -> bytes:

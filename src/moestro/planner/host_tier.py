@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from moestro.config import EngineConfig
 from moestro.core.model_spec import ModelSpec
-from moestro.errors import ConfigError
+from moestro.errors import ConfigError, without_password
 from moestro.planner.sizes import kv_token_bytes
 from moestro.planner.units import gigabytes
 
@@ -91,10 +91,3 @@ def _choose_dtype(spec: ModelSpec, config: EngineConfig, kv_cache_dtype: str) ->
             f"is {without_password(config.kv_store)!r}. Use host_kv_dtype='auto', or no store."
         )
     return wanted
-
-
-def without_password(url: str) -> str:
-    """A store's URL as it may be shown."""
-    scheme, mark, rest = url.partition("://")
-    _, at, place = rest.rpartition("@")
-    return f"{scheme}{mark}***@{place}" if at and scheme != "lmdb" else url

@@ -9,8 +9,8 @@ from moestro.config import EngineConfig
 from moestro.core.hardware import HardwareSpec
 from moestro.core.model_spec import ModelSpec
 from moestro.core.plan import Plan
-from moestro.errors import CapacityError, ConfigError, UnsupportedError
-from moestro.planner.host_tier import plan_host_tier, without_password
+from moestro.errors import CapacityError, ConfigError, UnsupportedError, without_password
+from moestro.planner.host_tier import plan_host_tier
 from moestro.planner.sizes import (
     KV_CODE_BYTES,
     DraftSizes,
