@@ -21,7 +21,7 @@ from moestro.core.model_spec import ModelSpec
 from moestro.core.plan import Plan
 from moestro.core.sampling_params import SamplingParams
 from moestro.engine.built_engine import BuiltEngine
-from moestro.engine.drafters import make_drafter
+from moestro.engine.drafters import make_draft_policy, make_drafter
 from moestro.engine.engine import Engine
 from moestro.engine.input_processor import InputLimits, InputProcessor
 from moestro.engine.kv_event_publisher import KVEventPublisher
@@ -98,6 +98,7 @@ def build_engine(
         config.scheduling_policy,
         grammar,
         spec.vocab_size,
+        make_draft_policy(plan),
     )
     return BuiltEngine(
         config=config,

@@ -1,10 +1,11 @@
-"""Which Drafter a plan asks for."""
+"""Which Drafter a plan asks for, and who decides how much it drafts."""
 
 from moestro.backends.base import Device
 from moestro.core.plan import LOGITS_BLOCK_BYTES, Plan
 from moestro.core.speculative_config import DraftMethod
 from moestro.models.causal_lm import CausalLM
 from moestro.runner.kv_pool import KVPool
+from moestro.scheduler.drafting import DraftPolicy, FixedDrafts
 from moestro.speculative.drafter import Drafter
 from moestro.speculative.hybrid import HybridDrafter
 from moestro.speculative.mtp import MTPDrafter
@@ -30,3 +31,10 @@ def make_drafter(
         graph_pool=device.graph_pool() if captures else None,
     )
     return mtp if config.method is DraftMethod.MTP else HybridDrafter(lookup, mtp)
+
+
+def make_draft_policy(plan: Plan) -> DraftPolicy | None:
+    """None where nothing is drafted."""
+    if plan.speculation is None:
+        return None
+    return FixedDrafts(plan.speculation.num_speculative_tokens)

@@ -126,23 +126,7 @@ class _Placement:
         self.token_bytes = kv_token_bytes(spec, self.kv_cache_dtype, self.num_mtp_layers)
         self.page_bytes = self.token_bytes * config.page_size
         self.weight_bytes = weight_bytes(spec, self.weight_formats, self.num_mtp_layers)
-        self.buffer_bytes = buffer_bytes(
-            spec, self.dtype, config.max_num_batched_tokens, config.max_num_seqs, self.wanted_len
-        )
-        if not config.enforce_eager:
-            self.buffer_bytes += graph_bytes(
-                spec, self.dtype, config.max_num_seqs, self.wanted_len, config.page_size
-            )
-        if self.num_mtp_layers:
-            drafts = DraftSizes(
-                dtype=self.dtype,
-                num_tokens=config.max_num_batched_tokens,
-                num_seqs=config.max_num_seqs,
-                length=self.wanted_len,
-                page_size=config.page_size,
-                num_mtp_layers=self.num_mtp_layers,
-            )
-            self.buffer_bytes += draft_bytes(spec, drafts)
+        self.buffer_bytes = self._buffer_bytes()
         self.budget = self._budget()
         self.left = self.budget - self.weight_bytes - self.buffer_bytes
         self.host, host_notes = plan_host_tier(
@@ -236,6 +220,29 @@ class _Placement:
                 f"most {limit}, or stretch it with YaRN in config.json if the model allows."
             )
         return limit if wanted is None else wanted
+
+    def _buffer_bytes(self) -> int:
+        """What steps need beside weights and KV, those that draft among them."""
+        spec, config, dtype = self.spec, self.config, self.dtype
+        seqs, tokens, length = config.max_num_seqs, config.max_num_batched_tokens, self.wanted_len
+        rows = seqs
+        if self.speculation is not None:  # a sequence's drafts are scored beside its last token
+            most = seqs * (1 + self.speculation.num_speculative_tokens)
+            rows = max(rows, min(most, tokens))
+        total = buffer_bytes(spec, dtype, tokens, rows, length)
+        if not config.enforce_eager:
+            total += graph_bytes(spec, dtype, rows, seqs, length, config.page_size)
+        if self.num_mtp_layers:
+            drafts = DraftSizes(
+                dtype=dtype,
+                num_tokens=tokens,
+                num_seqs=seqs,
+                length=length,
+                page_size=config.page_size,
+                num_mtp_layers=self.num_mtp_layers,
+            )
+            total += draft_bytes(spec, drafts)
+        return total
 
     def _budget(self) -> int:
         """Bytes that weights, buffers and KV may take together."""

@@ -80,14 +80,18 @@ class DraftSizes:
     num_mtp_layers: int
 
 
-def graph_bytes(spec: ModelSpec, dtype: str, num_seqs: int, length: int, page_size: int) -> int:
-    """What captured decode steps of up to num_seqs sequences keep: intermediates and inputs.
+def graph_bytes(
+    spec: ModelSpec, dtype: str, num_rows: int, num_seqs: int, length: int, page_size: int
+) -> int:
+    """What captured decode steps keep: intermediates and inputs.
 
-    length: of the longest sequence; every sequence has a row of page ids that long.
+    num_rows: tokens of one, drafts among them, of num_seqs sequences. length: of the longest
+    sequence; every sequence has a row of page ids that long.
     """
+    num_rows = min(num_rows, max(1, LOGITS_BLOCK_BYTES // (spec.vocab_size * _FP32)))
     packed = _packed_router_bytes(spec, sum(spec.moe_layers))
-    step = buffer_bytes(spec, dtype, num_seqs, 0, 0) - packed
-    return step + num_seqs * (4 * 8 + (length // page_size + 1) * 4)
+    step = buffer_bytes(spec, dtype, num_rows, 0, 0) - packed
+    return step + num_rows * 3 * 8 + num_seqs * (8 + (length // page_size + 1) * 4)
 
 
 def draft_bytes(spec: ModelSpec, plan: DraftSizes) -> int:
@@ -97,7 +101,8 @@ def draft_bytes(spec: ModelSpec, plan: DraftSizes) -> int:
     hidden = 4 * plan.num_seqs * spec.hidden_size * element  # in, joined (twice), out
     row = spec.vocab_size * _FP32
     logits = min(plan.num_seqs * row, max(row, LOGITS_BLOCK_BYTES))
-    step = graph_bytes(spec, plan.dtype, plan.num_seqs, plan.length, plan.page_size)
+    seqs = plan.num_seqs
+    step = graph_bytes(spec, plan.dtype, seqs, seqs, plan.length, plan.page_size)
     routers = _packed_router_bytes(spec, plan.num_mtp_layers)
     return primed + hidden + logits + step + routers
 
