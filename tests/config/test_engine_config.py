@@ -165,7 +165,6 @@ def test_no_name_is_both_an_option_and_foreign() -> None:
     ("name", "value"),
     [
         ("scheduling_policy", "deadline"),
-        ("async_scheduling", True),
         ("tensor_parallel_size", 2),
         ("data_parallel_size", 2),
         ("enable_expert_parallel", True),

@@ -87,7 +87,6 @@ def test_hidden_flags_of_vllm() -> None:
         ("-tp", "2"),
         ("-dp", "4"),
         ("--enable-expert-parallel",),
-        ("--async-scheduling",),
     ],
 )
 def test_what_comes_later(argv: tuple[str, ...]) -> None:

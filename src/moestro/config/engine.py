@@ -147,8 +147,8 @@ class EngineConfig:
     async_scheduling: bool = _run(
         False,
         Switch(),
-        "Plan a step while the one before it runs. Becomes the default once it exists.",
-        waits_for="asynchronous scheduling",
+        "Plan a step while the one before it runs, so that the device never waits for it. The same "
+        "tokens.",
     )
     speculative_config: Mapping[str, Any] | None = _run(
         None,

@@ -93,7 +93,12 @@ def build_engine(
         tiers=tier_config(config, plan),
     )
     scheduler = Scheduler(
-        SchedulerLimits(plan.max_num_seqs, plan.max_num_batched_tokens, plan.max_model_len),
+        SchedulerLimits(
+            plan.max_num_seqs,
+            plan.max_num_batched_tokens,
+            plan.max_model_len,
+            max_steps_ahead=int(config.async_scheduling),
+        ),
         cache,
         config.scheduling_policy,
         grammar,

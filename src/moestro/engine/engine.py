@@ -1,13 +1,16 @@
-"""Engine: the loop of one rank, without tensors and without threads.
+"""Engine: the loop of one rank, without tensors.
 
-schedule -> runner.execute -> scheduler.update -> text and stop strings -> StepReport.
+schedule -> runner.execute -> scheduler.update -> text and stop strings -> StepReport. Where the
+scheduler plans ahead, the runner executes on a thread of its own: one step plans the next
+schedule, then takes in the output of the last, while the device works.
 """
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from moestro.core.kv_events import KVEventSink
 from moestro.core.kv_hints import (
@@ -21,9 +24,11 @@ from moestro.core.kv_hints import (
 from moestro.core.messages import EngineStats, ExplainPrefix, SequenceDelta, StepReport
 from moestro.core.outputs import Logprob, RequestTiming
 from moestro.core.request import FinishReason, Request
-from moestro.core.step import Runner, Schedule, TokenLogprobs
+from moestro.core.step import Runner, Schedule, StepOutput, TokenLogprobs
 from moestro.engine.detokenizer import Detokenizer, TokenVocabulary
 from moestro.engine.request_state import RequestState, SequenceState
+from moestro.engine.step_pipeline import InlineSteps, StepPipeline, ThreadedSteps
+from moestro.engine.step_times import StepObserver, StepTimes
 from moestro.errors import RequestError, shown
 from moestro.scheduler import Scheduler, SequenceUpdate
 
@@ -42,6 +47,14 @@ class TextVocabulary(TokenVocabulary, Protocol):
     def token_to_piece(self, token_id: int) -> str: ...
 
 
+class _Submitted(NamedTuple):
+    """A schedule under way, the requests whose first step it is, and when it was planned."""
+
+    schedule: Schedule
+    started: list[RequestState]
+    planned: tuple[float, float]
+
+
 class Engine:
     """Runs requests to their end. Not thread-safe: one thread calls everything.
 
@@ -49,7 +62,8 @@ class Engine:
     step() means that the engine is broken. vocabulary None: token ids only, no text. clock:
     seconds, for the times of requests only; nothing is decided by it. cache: takes hints and
     questions; None refuses hints. event_sink: told after a step which pages came and went; the
-    engine closes it.
+    engine closes it. pipeline: executes in place of one around the runner. observer: told after
+    each step when who worked on it.
     """
 
     def __init__(
@@ -60,9 +74,16 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         cache: HintedCache | None = None,
         event_sink: KVEventSink | None = None,
+        pipeline: StepPipeline | None = None,
+        observer: StepObserver | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
+        if pipeline is None:
+            pipeline = ThreadedSteps(runner) if scheduler.plans_ahead else InlineSteps(runner)
+        self._pipeline = pipeline
+        self._submitted: deque[_Submitted] = deque()
+        self.observer = observer
         self._vocabulary = vocabulary
         self._clock = clock
         self._cache = cache
@@ -168,31 +189,61 @@ class Engine:
             tell(answer)
 
     def step(self) -> StepReport:
-        """Compute one step and report it; deltas in the order of the schedule, aborts first."""
+        """Take in the output of one step and report it; deltas in the order of the schedule, aborts
+        first. The steps after it are planned before that, as far as they can be."""
         deltas, self._pending = self._pending, []
-        schedule = self._scheduler.schedule()
+        while self._scheduler.may_plan and self._submit():
+            pass
         expert_tokens = None
-        if schedule is None:
-            if self._scheduler.has_work() and not deltas:
-                self._scheduler.wait(_WAIT_S)
-        else:
-            started = self._note_starts(schedule)
-            began_s = self._clock()
-            output = self._runner.execute(schedule)
-            for state in started:
-                state.load_host_s += output.load_s
+        if self._submitted:
+            submitted = self._submitted[0]
+            output = self._pipeline.collect()
+            self._submitted.popleft()
             expert_tokens = output.expert_tokens
-            updates = self._scheduler.update(schedule, output)
-            now_s = self._clock()
-            self._scheduler.note_step(schedule, now_s - began_s)
-            if not (schedule.sequences or schedule.released or schedule.loads or updates):
-                raise RuntimeError(f"step {schedule.step_id} has requests but schedules nothing")
-            deltas += (d for u in updates if (d := self._digest(u, now_s)) is not None)
-            if not self._scheduler.has_work():
-                self._scheduler.tend()  # what this step computed begins to sink
-            self._tell_events()
+            deltas += self._apply(submitted, output)
+        elif self._scheduler.has_work() and not deltas:
+            self._scheduler.wait(_WAIT_S)
         times, self._times = self._times, []
         return StepReport(tuple(deltas), self.stats(), tuple(times), expert_tokens)
+
+    def _submit(self) -> bool:
+        """Plan a step and have it executed; False when there is none to plan now."""
+        began_s = self._clock()
+        schedule = self._scheduler.schedule()
+        if schedule is None:
+            return False
+        started = self._note_starts(schedule)
+        self._submitted.append(_Submitted(schedule, started, (began_s, self._clock())))
+        self._pipeline.submit(schedule)
+        return True
+
+    def _apply(self, submitted: _Submitted, output: StepOutput) -> list[SequenceDelta]:
+        """What the step changed, as text."""
+        schedule, started, planned = submitted
+        for state in started:
+            state.load_host_s += output.load_s
+        began_s = self._clock()
+        updates = self._scheduler.update(schedule, output)
+        if output.ended_s:
+            self._scheduler.note_step(schedule, output.seconds)
+        if not (schedule.sequences or schedule.released or schedule.loads or updates):
+            raise RuntimeError(f"step {schedule.step_id} has requests but schedules nothing")
+        deltas = [d for u in updates if (d := self._digest(u, began_s)) is not None]
+        if not self._scheduler.has_work():
+            self._scheduler.tend()  # what this step computed begins to sink
+        self._tell_events()
+        if self.observer is not None:
+            self.observer(
+                StepTimes(
+                    schedule.step_id,
+                    len(schedule.sequences),
+                    schedule.num_tokens,
+                    planned,
+                    (output.began_s, output.ended_s),
+                    (began_s, self._clock()),
+                )
+            )
+        return deltas
 
     def tend(self) -> bool:
         """Let KV pages go on sinking while there is no work; whether some still do."""
@@ -205,10 +256,12 @@ class Engine:
         try:
             self.abort_all()
             self.discard_pending()
+            self._pipeline.close()
             stop_s = self._clock() + _FLUSH_S
             while self._scheduler.tend() and self._clock() < stop_s:
                 self._scheduler.wait(_WAIT_S)
         finally:  # a broken cache must keep neither memory nor clients waiting
+            self._pipeline.close()
             self._runner.close()
             if self._event_sink is not None:
                 self._event_sink.close()

@@ -1,5 +1,6 @@
 """ModelRunner: executes schedules on one model and its KV pool."""
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -91,9 +92,14 @@ class ModelRunner:
             return "none, every step runs eagerly"
         return f"{self._graphs.num_graphs} batch sizes, {self._graphs.num_bytes:,} bytes"
 
-    @torch.inference_mode()
     def execute(self, schedule: Schedule) -> StepOutput:
         """Run one step. Raises ValueError for a schedule that contradicts what came before."""
+        began_s = time.monotonic()
+        output = self._execute(schedule)
+        return replace(output, began_s=began_s, ended_s=time.monotonic())
+
+    @torch.inference_mode()
+    def _execute(self, schedule: Schedule) -> StepOutput:
         self._inputs.admit(schedule)
         drafting = self._drafting
         if schedule.released:

@@ -135,9 +135,14 @@ class Scheduler:
         return bool(self._roster.live or self._open)
 
     @property
-    def num_open_steps(self) -> int:
-        """Steps that are planned and not updated yet."""
-        return len(self._open)
+    def plans_ahead(self) -> bool:
+        """Whether a step may be planned before the update of the one before it."""
+        return self._limits.max_steps_ahead > 0
+
+    @property
+    def may_plan(self) -> bool:
+        """Whether so few steps are open that schedule may be called."""
+        return len(self._open) <= self._limits.max_steps_ahead
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until something that moves in lower tiers may have arrived, at most so long.
@@ -175,7 +180,7 @@ class Scheduler:
         reports sequences whose grammar failed. Raises RuntimeError when more steps are open than
         limits.max_steps_ahead.
         """
-        if len(self._open) > self._limits.max_steps_ahead:
+        if not self.may_plan:
             raise RuntimeError(f"step {self._open[0].step_id} has not been updated yet")
         is_moving = self.tend()
         if not self._roster.live or (self._open and self._planner.must_wait()):

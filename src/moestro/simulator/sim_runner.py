@@ -78,10 +78,18 @@ class VirtualRunner:
         seconds = num_prefill / self._costs.prefill_tokens_per_s
         if decoding:
             seconds += num_steps * self._costs.decode_step_s
+        began_s = self._clock.now_s
         self._clock.advance(max(seconds, load_s))
         self.num_prefill_tokens += num_prefill
         outputs = tuple(self._output(run, num_steps) for run in schedule.sequences)
-        return StepOutput(schedule.step_id, outputs, load_bytes=load_bytes, load_s=load_s)
+        return StepOutput(
+            schedule.step_id,
+            outputs,
+            load_bytes=load_bytes,
+            load_s=load_s,
+            began_s=began_s,
+            ended_s=self._clock.now_s,
+        )
 
     def close(self) -> None:
         """Forget everything."""
