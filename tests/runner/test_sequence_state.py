@@ -40,3 +40,24 @@ def test_a_bias_is_made_once() -> None:
     first = state.token_bias()
     state.append(1)
     assert state.token_bias() is first
+
+
+def test_drafts_lie_behind_the_known_tokens_until_they_are_said() -> None:
+    state = make(SamplingParams())
+    state.propose(tuple(range(10, 50)))
+    assert (state.num_tokens, state.token_ids.tolist()) == (2, [5, 6])
+    assert state.tokens_at(1, 4).tolist() == [6, 10, 11, 12]
+    state.append(10)
+    state.append(7)
+    assert state.token_ids.tolist() == [5, 6, 10, 7]
+    state.propose((8,))
+    assert (state.drafts, state.token_at(4)) == ((8,), 8)
+
+
+def test_a_run_may_begin_ahead_by_what_two_runs_did_not_say() -> None:
+    state = make(SamplingParams())
+    seen = []
+    for draws, said in ((1, 1), (4, 1), (3, 2), (2, 2), (1, 1)):
+        state.end_run(draws, said)
+        seen.append(state.num_unsaid)
+    assert seen == [0, 3, 4, 1, 0]

@@ -119,10 +119,10 @@ class ModelRunner:
             said = output.token_ids
             for token_id in said:
                 state.append(token_id)
-            if item.samples and (state.drafts or item.num_draft_tokens or not said):
-                state.num_unsaid, state.drafts = 1 + item.num_draft_tokens - len(said), ()
-            elif said:
-                state.num_unsaid = 0
+            if item.samples and (
+                len(said) != 1 or item.num_draft_tokens or state.num_unsaid or state.drafts
+            ):
+                state.end_run(1 + item.num_draft_tokens, len(said))
         if drafting is not None and drafting.asked_by(schedule):
             drafting.propose(schedule, states, outputs, rows)
         counted = self._experts.due(schedule.num_tokens)

@@ -18,11 +18,13 @@ class SequenceState:
     """One sequence from the schedule that names it new to the one that releases it.
 
     row: its row in the page table. seed: as int64. tally: None without penalties. drafts: proposed
-    as its next tokens. num_unsaid: tokens that its last run could have said beyond those it did.
+    as its next tokens. num_unsaid: tokens that its last two runs could have said beyond those they
+    did: a run planned while they were in flight may begin so far ahead.
     """
 
     __slots__ = (
         "_biases",
+        "_last_unsaid",
         "_tokens",
         "drafts",
         "num_prompt_tokens",
@@ -52,6 +54,7 @@ class SequenceState:
         self._biases: list[Bias | None] = [None, None]
         self.drafts: tuple[int, ...] = ()
         self.num_unsaid = 0
+        self._last_unsaid = 0
         self.tally: TokenTally | None = None
         if new.params.has_penalties:
             prompt, output = np.split(self._tokens, [new.num_prompt_tokens])
@@ -89,6 +92,12 @@ class SequenceState:
         self.num_tokens += 1
         if self.tally is not None:
             self.tally.add(token_id)
+
+    def end_run(self, num_draws: int, num_said: int) -> None:
+        """A run planned with so many draws said so many tokens; its drafts are used up."""
+        self.num_unsaid = self._last_unsaid + num_draws - num_said
+        self._last_unsaid = num_draws - num_said
+        self.drafts = ()
 
     def propose(self, drafts: tuple[int, ...]) -> None:
         """Put drafts behind the known tokens, in place of earlier ones."""
