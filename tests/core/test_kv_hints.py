@@ -32,7 +32,7 @@ def test_hints_at_their_limits_are_taken() -> None:
         ({"session_id": "a\0b"}, "session_id", "must be printable"),
         ({"pin_ttl_s": -1}, "pin_ttl_s", r"must be in \[0, 86400\]"),
         ({"pin_ttl_s": 86_401}, "pin_ttl_s", "got 86401"),
-        ({"pin_ttl_s": math.nan}, "pin_ttl_s", "number of seconds"),
+        ({"pin_ttl_s": math.nan}, "pin_ttl_s", "got nan"),
         ({"pin_ttl_s": math.inf}, "pin_ttl_s", "got inf"),
         ({"pin_ttl_s": True}, "pin_ttl_s", "number of seconds"),
         ({"pin_ttl_s": "60"}, "pin_ttl_s", "number of seconds"),
