@@ -111,6 +111,10 @@ def test_close_waits_for_what_runs_and_drops_the_rest() -> None:
     assert runner.executed == [0]
     with pytest.raises(RuntimeError, match="closed"):
         pipeline.submit(Schedule(2, ()))
+    assert pipeline.collect().step_id == 0
+    for _ in range(2):  # nobody waits for what was dropped
+        with pytest.raises(RuntimeError, match="closed"):
+            pipeline.collect()
 
 
 def test_a_dropped_pipeline_ends_its_thread_and_lets_go_of_the_runner() -> None:

@@ -226,6 +226,7 @@ def test_the_host_tier_holds_mtp_layers_too() -> None:
         ({"method": ["mtp"], "num_speculative_tokens": 2}, "mtp, ngram, hybrid"),
         ({"method": "mtp", "num_speculative_tokens": 2, "model": "x"}, "no key 'model'"),
         ({"method": "mtp", "num_speculative_tokens": 2, "adaptive": 1}, "true or false"),
+        ({"method": "mtp", "num_speculative_tokens": 2, "adaptive": True}, "not available"),
         ({}, "needs a method"),
     ],
 )

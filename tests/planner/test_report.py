@@ -30,7 +30,7 @@ def test_lines_say_what_drafting_takes() -> None:
     text = "\n".join(plan_lines(make_plan("hy3", HY3, machine(10**12), drafting)))
     for part in ("597.7 GB with 1 MTP layer +", "331,776 bytes a token"):
         assert part in text
-    assert "drafts by mtp: up to 2 a sequence and step" in text
+    assert "drafts by mtp: 2 a sequence and step" in text
 
 
 def test_fit_lines_say_what_is_missing_or_left() -> None:

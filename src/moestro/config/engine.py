@@ -155,7 +155,7 @@ class EngineConfig:
         Object(),
         "Draft tokens and verify several at once; what is said stays the same: "
         '{"method": "mtp"|"ngram"|"hybrid", "num_speculative_tokens": 1 to 32} and optionally '
-        "adaptive, prompt_lookup_min, prompt_lookup_max. mtp and hybrid need a checkpoint with "
+        "prompt_lookup_min, prompt_lookup_max. mtp and hybrid need a checkpoint with "
         "MTP layers.",
     )
     cache_dir: str | None = _run(

@@ -28,14 +28,14 @@ class DraftMethod(enum.StrEnum):
 class SpeculativeConfig:
     """Speculative decoding, which never changes what is said.
 
-    num_speculative_tokens: drafts of a sequence in a step, 1 to MAX_DRAFT_TOKENS; with `adaptive`
-    the most, and how many pay is measured. prompt_lookup_min, prompt_lookup_max: length of the
-    last tokens that are looked up in the sequence itself (ngram and hybrid).
+    num_speculative_tokens: drafts of a sequence in a step, 1 to MAX_DRAFT_TOKENS. adaptive: it is
+    the most, and how many pay is measured; refused so far. prompt_lookup_min and _max: length of
+    the last tokens that are looked up in the sequence itself (ngram and hybrid).
     """
 
     method: DraftMethod
     num_speculative_tokens: int
-    adaptive: bool = True
+    adaptive: bool = False
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
 
@@ -62,10 +62,15 @@ def parse_speculative_config(given: Mapping[str, Any]) -> SpeculativeConfig:
     config = SpeculativeConfig(
         method=DraftMethod(given["method"]),
         num_speculative_tokens=_integer(given, "num_speculative_tokens", 0, MAX_DRAFT_TOKENS),
-        adaptive=_switch(given, "adaptive", True),
+        adaptive=_switch(given, "adaptive", False),
         prompt_lookup_min=_integer(given, "prompt_lookup_min", 2, _MAX_LOOKUP),
         prompt_lookup_max=_integer(given, "prompt_lookup_max", 4, _MAX_LOOKUP),
     )
+    if config.adaptive:
+        raise ConfigError(
+            "speculative_config: adaptive=true is not available in this version; leave it out, and "
+            "choose num_speculative_tokens."
+        )
     if config.prompt_lookup_min > config.prompt_lookup_max:
         raise ConfigError(
             f"speculative_config: prompt_lookup_min={config.prompt_lookup_min} is above "

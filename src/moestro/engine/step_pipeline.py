@@ -56,7 +56,10 @@ class ThreadedSteps:
         self._runner = runner
         self._is_closed = False
         self._worker: _Worker | None = None
-        self._stop: weakref.finalize[[_Worker], ThreadedSteps] | None = None
+        self._workers: list[_Worker] = []
+        # At exit too: a daemon thread inside a kernel while the interpreter goes would crash. Made
+        # here, so that at exit those run first who were made later and close what they use.
+        self._stop = weakref.finalize(self, _stop_all, self._workers)
 
     def submit(self, schedule: Schedule) -> None:
         """See StepPipeline. Raises RuntimeError after close."""
@@ -69,26 +72,34 @@ class ThreadedSteps:
         """See StepPipeline."""
         if self._worker is None:
             raise RuntimeError("no schedule has been submitted")
-        result = self._worker.results.get()
-        if isinstance(result, BaseException):
-            raise result
-        return result
+        results = self._worker.results
+        result = results.get()
+        if isinstance(result, StepOutput):
+            return result
+        if isinstance(result, _StoppedError):
+            results.put(result)  # for whoever asks again
+        raise result
 
     def close(self) -> None:
         """See StepPipeline."""
         self._is_closed = True
-        if self._stop is not None:
-            self._stop()
+        self._stop()
 
     def _start(self) -> "_Worker":
         if self._is_closed:
             raise RuntimeError("the pipeline is closed")
-        if self._stop is not None:
-            self._stop.detach()
         self._worker = worker = _Worker(self._runner)
-        # At exit too: a daemon thread inside a kernel while the interpreter goes would crash.
-        self._stop = weakref.finalize(self, _Worker.stop, worker)
+        self._workers[:] = [worker]
         return worker
+
+
+class _StoppedError(RuntimeError):
+    """What is collected of a pipeline that has been closed."""
+
+
+def _stop_all(workers: "list[_Worker]") -> None:
+    for worker in workers:
+        worker.stop()
 
 
 class _Worker:
@@ -122,3 +133,4 @@ class _Worker:
                 result = failure = error
             self.results.put(result)
             del schedule, result  # a waiting thread must not keep what a step holds alive
+        self.results.put(_StoppedError("the pipeline is closed"))
