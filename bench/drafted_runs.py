@@ -57,11 +57,15 @@ class ForcedSampler(Sampler):
 
 @dataclass
 class Measured:
-    """seconds of each step; tokens said in it, of all sequences; drafts verified."""
+    """seconds of each step; tokens said in it, of all sequences; drafts verified.
+
+    experts: of a layer, those that the rows of a step chose, the mean over layers and steps.
+    """
 
     seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     drafts: int = 0
+    experts: float = 0.0
 
     @property
     def rate(self) -> float:
@@ -153,6 +157,23 @@ class DraftedBatch:
             measured.seconds.append(time.perf_counter() - began)
             measured.tokens.append(said)
         return measured
+
+    def experts_a_step(self, count: int) -> float:
+        """Experts of a layer that a step uses: the mean over the first so many tokens of each.
+
+        For the runner that was made last, without graphs: the model counts for that one.
+        """
+        self.start()
+        counter = self.runner._experts
+        used: list[int] = []
+        goals = [len(tokens) + count for tokens in self.tokens]
+        counter.take()
+        while any(len(tokens) < goal for tokens, goal in zip(self.tokens, goals, strict=True)):
+            self.step()
+            counted = counter.take()
+            assert counted is not None
+            used += [sum(n > 0 for n in each) for _, each in counted.rows()]
+        return sum(used) / len(used)
 
     def _run(
         self,

@@ -12,9 +12,9 @@ model sends equal tokens to the same ones. graphs: a verification step through P
 while it is captured. All drive the runner with whole batches: no scheduler, no detokeniser. Each
 round runs no drafts and every number of drafts in turn.
 
-Bound: the longer of reading (weights once; of the experts those that so many rows are expected to
-choose, 64 (1 - (7/8)^rows) of 64; KV once a sequence) and computing, at this machine's limits, over
-the tokens that a step said.
+Bound: the longer of reading (weights once; of the experts those that the rows chose, counted apart
+from the timing; KV once a sequence) and computing, at this machine's limits, over the tokens that a
+step said. Beside it the reading of as many experts as even choices would use, 64 (1 - (7/8)^rows).
 """
 
 import argparse
@@ -48,17 +48,32 @@ SPARE = 48
 """Known tokens behind the last measured one, so that no sequence runs out of drafts."""
 
 
-def bound_s(
-    spec: ModelSpec, machine: MachineLimits, storage: str, seqs: int, rows: float, context: int
-) -> tuple[float, float]:
-    """Seconds that a step of so many rows reads and computes at least."""
-    read = bound.step_bytes(spec, bound.OURS[storage], round(rows), 0)
-    read += seqs * context * spec.kv_bytes_per_token(2)
+def read_bytes(spec: ModelSpec, storage: str, experts: float, seqs: int, context: int) -> float:
+    """Bytes that a step reads which uses so many experts of each layer."""
+    layers = bound.OURS[storage].layers
+    one = sum(m.rows * bound.row_bytes(layers, m.width) for m in bound.matrices(spec) if m.routed)
+    least = spec.moe.num_experts_per_tok if spec.moe is not None else 0
+    weights = bound.step_bytes(spec, bound.OURS[storage], 1, 0) + (experts - least) * one
+    return weights + seqs * context * spec.kv_bytes_per_token(2)
+
+
+def bounds_s(
+    spec: ModelSpec, machine: MachineLimits, given: dict[str, Any], rows: float, experts: float
+) -> tuple[float, float, float]:
+    """Seconds of reading what so many rows used, what even choices would, and of computing."""
+    moe, context, storage = spec.moe, given["context"], given["storage"]
+    evenly = 0.0
+    if moe is not None:
+        evenly = bound.experts_used(moe.num_experts, moe.num_experts_per_tok, round(rows))
+    read, expected = (
+        read_bytes(spec, storage, used, given["batch_size"], context) / machine.read_gbps / 1e9
+        for used in (experts, evenly)
+    )
     peak = machine.int8_gops if storage != "bf16" else machine.bf16_gflops
     peak = peak or machine.fp32_gflops
     count = round(rows)
     operations = bound.flops(spec, count, pairs=count * context, outputs=count)
-    return read / machine.read_gbps / 1e9, operations / peak / 1e9
+    return read, expected, operations / peak / 1e9
 
 
 def row_of(
@@ -67,9 +82,7 @@ def row_of(
     """What is reported of one number of drafts."""
     steps = len(measured.seconds)
     rows = given["batch_size"] + measured.drafts / steps
-    reads, computes = bound_s(
-        spec, machine, given["storage"], given["batch_size"], rows, given["context"]
-    )
+    reads, evenly, computes = bounds_s(spec, machine, given, rows, measured.experts)
     tokens = sum(measured.tokens) / steps
     limit = tokens / max(reads, computes)
     return {
@@ -81,49 +94,59 @@ def row_of(
         "median_step_ms": statistics.median(measured.seconds) * 1e3,
         "tokens_a_second": measured.rate,
         "speedup": measured.rate / plain.rate,
+        "experts_a_layer": measured.experts,
         "bound_bytes_ms": reads * 1e3,
+        "bound_bytes_evenly_ms": evenly * 1e3,
         "bound_flops_ms": computes * 1e3,
         "bound_tokens_a_second": limit,
         "share_of_bound": measured.rate / limit,
         "share_of_bytes_bound": measured.rate * reads / tokens,
+        "share_of_bytes_bound_evenly": measured.rate * evenly / tokens,
     }
 
 
 def injected(args: argparse.Namespace, loaded: LoadedModel) -> list[dict[str, Any]]:
     """Every acceptance and number of drafts, for each batch size."""
+    return [row for size in args.batch_size for row in injected_batch(args, loaded, size)]
+
+
+def injected_batch(
+    args: argparse.Namespace, loaded: LoadedModel, size: int
+) -> list[dict[str, Any]]:
+    """Of one batch size."""
+    count = args.tokens or max(24, 96 // size)
+    machine, room = measure_machine(args.num_threads), PROMPT + count + SPARE
+    generator = torch.Generator().manual_seed(size)
+    drawn = torch.randint(5, loaded.spec.vocab_size, (size, PROMPT), generator=generator)
+    prompts = drawn.tolist()
+    plain = DraftedBatch(loaded, prompts, room, 0)
+    plain.start()
+    plain.decode(count + SPARE)
+    texts = plain.tokens
+
+    def drafting(k: int, share: float, *, graphs: bool = True) -> DraftedBatch:
+        drafter = InjectedDrafter(KnownTexts(texts), (share,), loaded.spec.vocab_size)
+        return DraftedBatch(loaded, prompts, room, k, drafter, graphs=graphs)
+
+    batches = {(k, share): drafting(k, share) for k in args.drafts for share in args.acceptance}
+    batches[0, 0.0] = plain
+    measured = {key: Measured() for key in sorted(batches)}
+    for number in range(args.rounds):
+        for key, found in measured.items():
+            batches[key].start()
+            if number == 0:
+                batches[key].decode(2)  # captures
+            found.add(batches[key].decode(count))
+            for tokens, text in zip(batches[key].tokens, texts, strict=True):
+                assert tokens[: len(text)] == text[: len(tokens)]
+    given = {"storage": args.storage, "batch_size": size, "context": PROMPT + count // 2}
     rows = []
-    for size in args.batch_size:
-        count = args.tokens or max(24, 96 // size)
-        machine = measure_machine(args.num_threads)
-        generator = torch.Generator().manual_seed(size)
-        prompts = torch.randint(5, loaded.spec.vocab_size, (size, PROMPT), generator=generator)
-        room = PROMPT + count + SPARE
-        plain = DraftedBatch(loaded, prompts.tolist(), room, 0)
-        plain.start()
-        plain.decode(count + SPARE)
-        texts = plain.tokens
-        batches = {}
-        for k in args.drafts:
-            for share in args.acceptance:
-                drafter = InjectedDrafter(KnownTexts(texts), (share,), loaded.spec.vocab_size)
-                batches[k, share] = DraftedBatch(loaded, prompts.tolist(), room, k, drafter)
-        measured: dict[Any, Measured] = {key: Measured() for key in (0, *batches)}
-        for number in range(args.rounds):
-            for key, batch in ((0, plain), *batches.items()):
-                batch.start()
-                if number == 0:
-                    batch.decode(2)  # captures
-                measured[key].add(batch.decode(count))
-                for tokens, text in zip(batch.tokens, texts, strict=True):
-                    assert tokens[: len(text)] == text[: len(tokens)]
-        given = {"storage": args.storage, "batch_size": size, "context": PROMPT + count // 2}
-        rows.append(row_of(measured[0], measured[0], machine, loaded.spec, drafts=0, **given))
-        for (k, share), batch in batches.items():
-            row = row_of(measured[k, share], measured[0], machine, loaded.spec, drafts=k, **given)
-            rows.append(row | {"acceptance": share})
-            batch.close()
-        plain.close()
-        rows[-1]["machine"] = vars_of(machine)
+    for (k, share), found in measured.items():
+        found.experts = drafting(k, share, graphs=False).experts_a_step(min(count, 24))
+        row = row_of(found, measured[0, 0.0], machine, loaded.spec, drafts=k, **given)
+        rows.append(row | {"acceptance": share if k else None})
+        batches[k, share].close()
+    rows[0]["machine"] = vars_of(machine)
     return rows
 
 
@@ -162,18 +185,23 @@ def edit(args: argparse.Namespace, loaded: LoadedModel) -> list[dict[str, Any]]:
     parts = [ids(text) for text in (source, ask, edited(source, args.changed))]
     prompt, target = [*parts[0], *parts[1]], parts[2]
     text = [*prompt, *target]
-    count = min(args.tokens or len(target), len(target) - SPARE)
+    spare = 3 * (1 + max(args.drafts))  # a step may say more than it is asked to
+    count = min(args.tokens or len(target), len(target) - 2 - spare)
     machine = measure_machine(args.num_threads)
-    batches = {0: DraftedBatch(loaded, [prompt], len(text), 0, texts=[text])}
-    for k in args.drafts:
+
+    def drafting(k: int, *, graphs: bool = True) -> DraftedBatch:
         lookup = PromptLookup(2, 4)
-        batches[k] = DraftedBatch(loaded, [prompt], len(text), k, lookup, texts=[text])
+        return DraftedBatch(loaded, [prompt], len(text), k, lookup, texts=[text], graphs=graphs)
+
+    batches = {k: drafting(k) for k in (0, *args.drafts)}
     measured = {k: Measured() for k in batches}
     for _ in range(args.rounds):
         for k, batch in batches.items():
             batch.start()
             batch.decode(2)
             measured[k].add(batch.decode(min(count, 96) if k == 0 else count))
+    for k in batches:
+        measured[k].experts = drafting(k, graphs=False).experts_a_step(32 if k == 0 else 200)
     given = {"storage": args.storage, "batch_size": 1, "context": len(prompt) + count // 2}
     rows = []
     for k, batch in batches.items():
