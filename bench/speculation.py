@@ -231,7 +231,7 @@ def graphs(args: argparse.Namespace, loaded: LoadedModel) -> list[dict[str, Any]
                 )
                 both[name].start()
             for _ in range(5):
-                both["graph"].runner._graphs._graphs.clear()  # type: ignore[union-attr]
+                both["graph"].runner._graphs._captured.clear()  # type: ignore[union-attr]
                 taken["capture"] += both["graph"].decode(1).seconds
             for number in range(args.rounds * 10):
                 for name in ("eager", "graph")[:: 1 if number % 2 else -1]:

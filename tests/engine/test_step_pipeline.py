@@ -122,7 +122,7 @@ def test_a_dropped_pipeline_ends_its_thread_and_lets_go_of_the_runner() -> None:
     pipeline = ThreadedSteps(runner)
     pipeline.submit(Schedule(0, ()))
     pipeline.collect()
-    thread = pipeline._worker.thread  # type: ignore[union-attr]
+    thread = pipeline._workers[0].thread  # type: ignore[union-attr]
     gone = weakref.ref(runner)
     del pipeline, runner
     gc.collect()

@@ -8,8 +8,19 @@ from moestro.core.weight_format import WeightFormats
 
 LOGITS_BLOCK_BYTES = 128 << 20
 """fp32 logits are computed for this many bytes of rows at a time (at least one row)."""
+_FP32_BYTES = 4
 ROTARY_BLOCK_POSITIONS = 4096
 """The table of rotary embeddings grows by this many positions at a time."""
+
+
+def logits_rows(vocab_size: int, block_bytes: int = LOGITS_BLOCK_BYTES) -> int:
+    """Most rows of fp32 logits at a time."""
+    return max(1, block_bytes // (_FP32_BYTES * vocab_size))
+
+
+def page_table_width(max_model_len: int, page_size: int) -> int:
+    """Most pages of a sequence: for max_model_len tokens, and the page of one token more."""
+    return max_model_len // page_size + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,19 +92,7 @@ def build_engine(
         mover=None if tiers is None else tiers.transfer,
         tiers=tier_config(config, plan),
     )
-    scheduler = Scheduler(
-        SchedulerLimits(
-            plan.max_num_seqs,
-            plan.max_num_batched_tokens,
-            plan.max_model_len,
-            max_steps_ahead=int(config.async_scheduling),
-        ),
-        cache,
-        config.scheduling_policy,
-        grammar,
-        spec.vocab_size,
-        make_draft_policy(plan),
-    )
+    scheduler = _make_scheduler(config, plan, cache, grammar, spec.vocab_size)
     return BuiltEngine(
         config=config,
         spec=spec,
@@ -114,6 +102,23 @@ def build_engine(
         chat_template=chat_template,
         event_sink=event_sink,
     )
+
+
+def _make_scheduler(
+    config: EngineConfig,
+    plan: Plan,
+    cache: KVCacheManager,
+    grammar: GrammarCompiler | None,
+    vocab_size: int,
+) -> Scheduler:
+    limits = SchedulerLimits(
+        plan.max_num_seqs,
+        plan.max_num_batched_tokens,
+        plan.max_model_len,
+        max_steps_ahead=int(config.async_scheduling),
+    )
+    policy, drafts = config.scheduling_policy, make_draft_policy(plan)
+    return Scheduler(limits, cache, policy, grammar, vocab_size, drafts)
 
 
 _forked = False

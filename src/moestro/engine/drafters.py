@@ -1,7 +1,7 @@
 """Which Drafter a plan asks for, and who decides how much it drafts."""
 
 from moestro.backends.base import Device
-from moestro.core.plan import LOGITS_BLOCK_BYTES, Plan
+from moestro.core.plan import Plan, logits_rows, page_table_width
 from moestro.core.speculative_config import DraftMethod
 from moestro.models.causal_lm import CausalLM
 from moestro.runner.kv_pool import KVPool
@@ -26,8 +26,8 @@ def make_drafter(
         model,
         kv_pool.layers,
         max_num_seqs=plan.max_num_seqs,
-        page_table_width=plan.max_model_len // plan.page_size + 1,
-        max_logits_rows=max(1, LOGITS_BLOCK_BYTES // (4 * model.spec.vocab_size)),
+        page_table_width=page_table_width(plan.max_model_len, plan.page_size),
+        max_logits_rows=logits_rows(model.spec.vocab_size),
         graph_pool=device.graph_pool() if captures else None,
     )
     return mtp if config.method is DraftMethod.MTP else HybridDrafter(lookup, mtp)

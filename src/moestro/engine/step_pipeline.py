@@ -55,24 +55,22 @@ class ThreadedSteps:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._is_closed = False
-        self._worker: _Worker | None = None
-        self._workers: list[_Worker] = []
+        self._workers: list[_Worker] = []  # one at most, and none before the first schedule
         # At exit too: a daemon thread inside a kernel while the interpreter goes would crash. Made
         # here, so that at exit those run first who were made later and close what they use.
         self._stop = weakref.finalize(self, _stop_all, self._workers)
 
     def submit(self, schedule: Schedule) -> None:
         """See StepPipeline. Raises RuntimeError after close."""
-        worker = self._worker
-        if worker is None or not worker.thread.is_alive():
-            worker = self._start()
-        worker.schedules.put(schedule)
+        if not (self._workers and self._workers[0].thread.is_alive()):
+            self._start()
+        self._workers[0].schedules.put(schedule)
 
     def collect(self) -> StepOutput:
         """See StepPipeline."""
-        if self._worker is None:
+        if not self._workers:
             raise RuntimeError("no schedule has been submitted")
-        results = self._worker.results
+        results = self._workers[0].results
         result = results.get()
         if isinstance(result, StepOutput):
             return result
@@ -85,12 +83,10 @@ class ThreadedSteps:
         self._is_closed = True
         self._stop()
 
-    def _start(self) -> "_Worker":
+    def _start(self) -> None:
         if self._is_closed:
             raise RuntimeError("the pipeline is closed")
-        self._worker = worker = _Worker(self._runner)
-        self._workers[:] = [worker]
-        return worker
+        self._workers[:] = [_Worker(self._runner)]
 
 
 class _StoppedError(RuntimeError):

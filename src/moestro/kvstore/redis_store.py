@@ -188,9 +188,7 @@ class RedisStore:
     def _without_secrets(self, error: Exception) -> Exception:
         """The error, or one of its kind: a server that knows no AUTH quotes its arguments."""
         text = str(error)
-        told = text.partition(", with args beginning with")[0]
-        for secret in self._secrets:
-            told = told.replace(secret, "***")
+        told = self._hidden(text.partition(", with args beginning with")[0])
         if told == text:
             return error
         kinds = (errors.AuthenticationError, errors.ResponseError, errors.ConnectionError)
@@ -198,11 +196,13 @@ class RedisStore:
         return kind(told)
 
     def _nonsense(self, answer: object) -> StoreError:
-        text = ascii(answer)
+        text = self._hidden(ascii(answer))[:100]
+        return StoreError(MoveFailure.ERROR, f"Redis at {self._where} answered {text}")
+
+    def _hidden(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, "***")
-        text = text[:100]
-        return StoreError(MoveFailure.ERROR, f"Redis at {self._where} answered {text}")
+        return text
 
 
 def _secrets(parts: SplitResult) -> tuple[str, ...]:

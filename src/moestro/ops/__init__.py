@@ -2,7 +2,7 @@
 
 from moestro.ops.activation import silu_and_mul
 from moestro.ops.attention import AttentionMetadata, attention_plan, paged_attention
-from moestro.ops.kv_pages import KVPages, store_kv
+from moestro.ops.kv_pages import NO_SLOT, KVPages, store_kv
 from moestro.ops.linear import embedding, linear
 from moestro.ops.logit_edits import (
     TokenBias,
@@ -35,6 +35,7 @@ from moestro.ops.sampling import (
 )
 
 __all__ = [
+    "NO_SLOT",
     "AttentionMetadata",
     "Body",
     "ExpertWeights",

@@ -10,6 +10,9 @@ from moestro.ops.registry import op
 from moestro.ops.testing import FLOAT_DTYPES, Arguments, Case, normal
 from moestro.quant.kv import LARGEST_CODE, dequantize_rows, quantize_rows
 
+NO_SLOT = -1
+"""Slot of a token whose keys and values are not stored."""
+
 
 @dataclass(frozen=True, slots=True)
 class KVPages:

@@ -4,7 +4,12 @@ from dataclasses import dataclass
 
 from moestro.core.matrices import matrices
 from moestro.core.model_spec import ModelSpec
-from moestro.core.plan import LOGITS_BLOCK_BYTES, ROTARY_BLOCK_POSITIONS
+from moestro.core.plan import (
+    LOGITS_BLOCK_BYTES,
+    ROTARY_BLOCK_POSITIONS,
+    logits_rows,
+    page_table_width,
+)
 from moestro.core.weight_format import FLOAT_BYTES, WeightFormats
 
 ELEMENT_BYTES = FLOAT_BYTES
@@ -88,10 +93,10 @@ def graph_bytes(
     num_rows: tokens of one, drafts among them, of num_seqs sequences. length: of the longest
     sequence; every sequence has a row of page ids that long.
     """
-    num_rows = min(num_rows, max(1, LOGITS_BLOCK_BYTES // (spec.vocab_size * _FP32)))
+    num_rows = min(num_rows, logits_rows(spec.vocab_size))
     packed = _packed_router_bytes(spec, sum(spec.moe_layers))
     step = buffer_bytes(spec, dtype, num_rows, 0, 0) - packed
-    return step + num_rows * 3 * 8 + num_seqs * (8 + (length // page_size + 1) * 4)
+    return step + num_rows * 3 * 8 + num_seqs * (8 + page_table_width(length, page_size) * 4)
 
 
 def draft_bytes(spec: ModelSpec, plan: DraftSizes) -> int:

@@ -1,26 +1,19 @@
 """DecodeGraphs: decode steps captured once per batch size, and replayed without Python."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from moestro.backends.base import CapturedStep, GraphPool
-from moestro.errors import UnsupportedError
+from moestro.backends.base import GraphPool
+from moestro.backends.captured_steps import CapturedSteps
 from moestro.models.causal_lm import CausalLM
 from moestro.ops.attention import AttentionMetadata
 from moestro.runner.kv_pool import KVPool
 from moestro.runner.step_inputs import StepInputs
 
-logger = logging.getLogger(__name__)
-
 Told = Callable[[int, int], None]
 """Called with sizes captured and sizes in all."""
-
-
-MAX_GRAPHS = 256
-"""The least recently used goes first; a graph keeps about 1 KB a layer and kernel call."""
 
 _MAX_SEQS_OF_EVERY_WIDTH = 1
 """Batches up to this size are captured with every number of drafts, others with none and all."""
@@ -66,8 +59,7 @@ class DecodeGraphs:
     """Steps from token ids to logits, by (sequences, tokens): all rows are scored.
 
     How the tokens are shared out among the sequences is data, as lengths are. `inputs` are arrays
-    that every graph shares and each step fills. A step that can't be captured (torch would compute
-    a part of it) turns graphs off with a warning: it would come out wrong.
+    that every graph shares and each step fills. A step that can't be captured turns graphs off.
     """
 
     def __init__(
@@ -86,9 +78,8 @@ class DecodeGraphs:
         # Captured calls point to the table of rotary rows: it must not move any more.
         model.reserve_positions(page_table_width * kv_pool.page_size)
         self.inputs = StepInputs(max_num_seqs, max_num_tokens, page_table_width)
-        self._graphs: dict[tuple[int, int], CapturedStep] = {}
+        self._captured = CapturedSteps(pool, "every step runs eagerly")
         self._max = (max_num_seqs, max_num_tokens)
-        self._off = False
 
     @property
     def num_bytes(self) -> int:
@@ -97,7 +88,7 @@ class DecodeGraphs:
 
     @property
     def num_graphs(self) -> int:
-        return len(self._graphs)
+        return len(self._captured)
 
     @property
     def usual_batches(self) -> list[int]:
@@ -106,59 +97,35 @@ class DecodeGraphs:
 
     def takes(self, num_seqs: int, num_tokens: int) -> bool:
         """Whether a step of such a size is or can be captured."""
-        return not self._off and num_seqs <= self._max[0] and num_tokens <= self._max[1]
+        fits = num_seqs <= self._max[0] and num_tokens <= self._max[1]
+        return fits and self._captured.is_on
 
     def decode(self, num_seqs: int, num_tokens: int, max_seq_len: int) -> GraphStep:
         """The step that lies in `inputs` already."""
-        key = (num_seqs, num_tokens)
-        graph = self._graphs.pop(key, None)
-        if graph is None or not graph.is_current():
-            if graph is not None:
-                graph.close()
-            return self._capture(key, max_seq_len)
-        self._graphs[key] = graph  # the last of them now
         self._model.prepare_positions(max_seq_len)
-        graph.replay()
-        result: GraphStep = graph.result
-        return result
+        step: GraphStep = self._captured.run(
+            (num_seqs, num_tokens), lambda: self._compute(num_seqs, num_tokens, max_seq_len)
+        )
+        return step
 
     def warm_up(self, told: Told | None = None, num_drafts: int = 0) -> None:
         """Capture decode steps of capture_sizes, on page 0 and without storing."""
         sizes = capture_sizes(*self._max, num_drafts)
         for done, (seqs, width) in enumerate(sizes):
-            if self._off:
+            if not self._captured.is_on:
                 return
             if told is not None:
                 told(done, len(sizes))
             self.inputs.fill_blank(seqs, width)
-            self._capture((seqs, seqs * width), width)
+            self.decode(seqs, seqs * width, width)
         if told is not None:
             told(len(sizes), len(sizes))
 
     def close(self) -> None:
         """Forget every graph. Idempotent."""
-        self._off = True
-        for graph in self._graphs.values():
-            graph.close()
-        self._graphs.clear()
+        self._captured.close()
 
-    def _capture(self, key: tuple[int, int], max_seq_len: int) -> GraphStep:
-        """Run a step of the inputs as they lie, and keep it where it can be kept."""
-        self._model.prepare_positions(max_seq_len)
-        ids, positions, attn = self.inputs.tensors(*key, max_seq_len)
-
-        def step() -> GraphStep:
-            hidden = self._model(ids, positions, self._kv_pool.layers, attn)
-            return GraphStep(hidden, self._model.compute_logits(hidden), positions, attn)
-
-        try:
-            graph = self._pool.capture(step)
-        except UnsupportedError as error:
-            self.close()
-            logger.warning("every step runs eagerly from now on: %s", error)
-            return step()
-        if len(self._graphs) == MAX_GRAPHS:
-            self._graphs.pop(next(iter(self._graphs))).close()
-        self._graphs[key] = graph
-        result: GraphStep = graph.result
-        return result
+    def _compute(self, num_seqs: int, num_tokens: int, max_seq_len: int) -> GraphStep:
+        ids, positions, attn = self.inputs.tensors(num_seqs, num_tokens, max_seq_len)
+        hidden = self._model(ids, positions, self._kv_pool.layers, attn)
+        return GraphStep(hidden, self._model.compute_logits(hidden), positions, attn)

@@ -9,7 +9,7 @@ import torch
 
 from moestro import ops
 from moestro.backends.base import GraphPool
-from moestro.core.plan import LOGITS_BLOCK_BYTES
+from moestro.core.plan import LOGITS_BLOCK_BYTES, logits_rows
 from moestro.core.speculative_config import MAX_DRAFT_TOKENS
 from moestro.core.step import Schedule, SequenceOutput, StepOutput, TokenLogprobs
 from moestro.models.causal_lm import CausalLM
@@ -55,7 +55,7 @@ class ModelRunner:
         self._drafting = None if drafter is None else Drafting(drafter, self._inputs)
         self._experts = ExpertCounter(model)
         self._sampler = Sampler(None if graph_pool is None else graph_pool.apart())
-        self._logits_rows = max(1, logits_block_bytes // (4 * model.spec.vocab_size))
+        self._logits_rows = logits_rows(model.spec.vocab_size, logits_block_bytes)
         self._graphs: DecodeGraphs | None = None
         if graph_pool is not None:
             most = max_num_seqs if drafter is None else max_num_seqs * (1 + MAX_DRAFT_TOKENS)
@@ -119,9 +119,7 @@ class ModelRunner:
             said = output.token_ids
             for token_id in said:
                 state.append(token_id)
-            if item.samples and (
-                len(said) != 1 or item.num_draft_tokens or state.num_unsaid or state.drafts
-            ):
+            if item.samples:
                 state.end_run(1 + item.num_draft_tokens, len(said))
         if drafting is not None and drafting.asked_by(schedule):
             drafting.propose(schedule, states, outputs, rows)

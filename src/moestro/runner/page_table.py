@@ -2,17 +2,18 @@
 
 import numpy as np
 
+from moestro.core.plan import page_table_width
+
 
 class PageTable:
     """Rows of page ids, padded with 0. pages: [max_num_seqs, M] int32.
 
-    M leaves room for max_model_len tokens and the page of one token more. version rises with
-    every change.
+    M: see page_table_width. version rises with every change.
     """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, page_size: int) -> None:
         self.page_size = page_size
-        self.pages = np.zeros((max_num_seqs, max_model_len // page_size + 1), np.int32)
+        self.pages = np.zeros((max_num_seqs, page_table_width(max_model_len, page_size)), np.int32)
         self.version = 0
         self._counts = [0] * max_num_seqs
         self._free = list(range(max_num_seqs - 1, -1, -1))

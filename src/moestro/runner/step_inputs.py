@@ -4,9 +4,7 @@ import numpy as np
 import torch
 
 from moestro.ops.attention import AttentionMetadata
-
-NO_SLOT = -1
-"""Slot of a token whose keys are not stored."""
+from moestro.ops.kv_pages import NO_SLOT
 
 
 class StepInputs:

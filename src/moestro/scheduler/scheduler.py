@@ -163,9 +163,9 @@ class Scheduler:
     def note_step(self, schedule: Schedule, seconds: float) -> None:
         """How long the device worked on a step: for the choice between loading pages and computing
         them again, and for the one of how much to draft."""
-        num_sequences = len(schedule.sequences)
-        num_drafts = sum(run.num_draft_tokens for run in schedule.sequences)
-        num_tokens = schedule.num_tokens
+        num_sequences, num_tokens, num_drafts = len(schedule.sequences), schedule.num_tokens, 0
+        if self._drafts is not None:
+            num_drafts = sum(run.num_draft_tokens for run in schedule.sequences)
         if num_tokens - num_drafts > 2 * num_sequences:
             self._kv.note_prefill(num_tokens, seconds)
         elif self._drafts is not None and num_tokens - num_drafts == num_sequences > 0:

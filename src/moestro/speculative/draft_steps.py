@@ -1,6 +1,5 @@
 """DraftSteps: steps of the MTP layers over arrays in place, captured once per size."""
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,18 +7,12 @@ import numpy as np
 import torch
 
 from moestro import ops
-from moestro.backends.base import CapturedStep, GraphPool
-from moestro.errors import UnsupportedError
+from moestro.backends.base import GraphPool
+from moestro.backends.captured_steps import CapturedSteps
 from moestro.models.causal_lm import CausalLM
-
-logger = logging.getLogger(__name__)
 
 Drafted = tuple[torch.Tensor, torch.Tensor]
 """Hidden states [S, N] after the layer's final norm, and the tokens [S] int64 that they draft."""
-
-
-MAX_GRAPHS = 256
-"""Captured steps that are kept; the one used longest ago makes way."""
 
 
 class DraftSteps:
@@ -43,8 +36,7 @@ class DraftSteps:
     ) -> None:
         self._model = model
         self._kv_pages = kv_pages
-        self._pool = graph_pool
-        self._graphs: dict[tuple[str, int, int], CapturedStep] = {}
+        self._captured = CapturedSteps(graph_pool, "drafts are computed eagerly")
         self._max_positions = page_table_width * kv_pages[0].page_size
         if graph_pool is not None:
             # captured calls point to the table of rotary rows: it must not move any more
@@ -54,7 +46,7 @@ class DraftSteps:
         self.hidden = torch.zeros((num_rows, table.shape[1]), dtype=table.dtype)
         self.ids = np.zeros(num_rows, np.int64)
         self.positions = np.zeros(num_rows, np.int64)
-        self.slots = np.full(num_rows, _NO_SLOT, np.int64)
+        self.slots = np.full(num_rows, ops.NO_SLOT, np.int64)
         self.seq_lens = np.ones(num_rows, np.int32)
         self.table = np.zeros((num_rows, page_table_width), np.int32)
         self._starts = torch.arange(num_rows + 1, dtype=torch.int32)
@@ -63,7 +55,7 @@ class DraftSteps:
     @property
     def num_graphs(self) -> int:
         """Captured steps."""
-        return len(self._graphs)
+        return len(self._captured)
 
     def draft(self, size: int, step: int, max_seq_len: int) -> Drafted:
         """Step `step` of the chain for the first `size` rows, one sequence each.
@@ -84,41 +76,20 @@ class DraftSteps:
 
     def warm_up(self, sizes: Sequence[int]) -> None:
         """Capture drafts of these sizes, on page 0 and without storing."""
-        self.ids[:], self.positions[:], self.slots[:], self.table[:, 0] = 0, 0, _NO_SLOT, 0
+        self.ids[:], self.positions[:], self.slots[:], self.table[:, 0] = 0, 0, ops.NO_SLOT, 0
         self.seq_lens[:] = 1
         for size in sizes:
             for layer in range(self._model.num_mtp_layers):
-                if self._pool is not None:
+                if self._captured.is_on:
                     self.draft(size, layer, 1)
 
     def close(self) -> None:
         """Forget every graph. Idempotent."""
-        self._pool = None
-        for graph in self._graphs.values():
-            graph.close()
-        self._graphs.clear()
+        self._captured.close()
 
     def _run(self, key: tuple[str, int, int], max_seq_len: int, compute: Callable[[], Any]) -> Any:
         self._model.prepare_positions(max_seq_len)
-        if self._pool is None:
-            return compute()
-        graph = self._graphs.pop(key, None)
-        if graph is not None and graph.is_current():
-            self._graphs[key] = graph  # the last of them now
-            graph.replay()
-            return graph.result
-        if graph is not None:
-            graph.close()
-        elif len(self._graphs) >= MAX_GRAPHS:
-            self._graphs.pop(next(iter(self._graphs))).close()
-        try:
-            graph = self._pool.capture(compute)
-        except UnsupportedError as error:
-            self.close()
-            logger.warning("drafts are computed eagerly from now on: %s", error)
-            return compute()
-        self._graphs[key] = graph
-        return graph.result
+        return self._captured.run(key, compute)
 
     def _draft(self, size: int, layer: int, max_seq_len: int) -> Drafted:
         for other in range(self._model.num_mtp_layers):
@@ -158,9 +129,6 @@ class DraftSteps:
             max_seq_len,
             layer,
         )
-
-
-_NO_SLOT = -1
 
 
 def _greedy(rows: int) -> ops.SamplingMetadata:
