@@ -11,7 +11,6 @@ from tests.e2e.workload import NEEDS_KERNELS
 from tests.runner.stepping import Cranker, Stream, alone
 
 from moestro.core.sampling_params import SamplingParams
-from moestro.core.step import Schedule
 from moestro.runner.model_runner import ModelRunner
 from moestro.speculative.injected import InjectedDrafter, KnownTexts
 
@@ -77,30 +76,28 @@ def test_any_schedule_says_what_no_drafts_say(each: Setting, data: st.DataObject
     cranker = Cranker(each.runner, PAGES, PAGE_SIZE, data.draw(st.integers(0, 9)))
     owners: dict[int, int] = {}
     waiting, next_id = [0, 1, 2, 3, 4], 100 * data.draw(st.integers(1, 9))
-    for _ in range(60):
-        if waiting and (not owners or data.draw(st.booleans())):
-            cranker.add(next_id, make(waiting[0]))
-            owners[next_id] = waiting.pop(0)
-            next_id += 1
-        live = [s for s in owners if len(cranker.streams[s].output) < LENGTH - 8]
-        if not live and not waiting:
-            break
-        if live and data.draw(st.integers(0, 9)) == 0:
-            seq_id = data.draw(st.sampled_from(live))
-            was_known = cranker.streams[seq_id].known
-            stream = cranker.release(seq_id)
-            if not was_known:
-                cranker._released.remove(seq_id)
-            cranker.add(next_id, stream)
-            owners[next_id] = owners.pop(seq_id)
-            live[live.index(seq_id)] = next_id
-            next_id += 1
-        wishes = [(s, data.draw(st.integers(1, 20))) for s in data.draw(st.permutations(live))]
-        widths = st.tuples(*[st.sampled_from((0, 1, 2, 3, 5, 8))] * 2)
-        drafts = {s: data.draw(widths) for s in live}
-        cranker.step(wishes[:4], drafts=drafts, ahead=data.draw(st.booleans()))
-    known = tuple(s for s in cranker.streams if cranker.streams[s].known)
-    each.runner.execute(Schedule(0, (), (), (*cranker._released, *known)))
+    try:
+        for _ in range(60):
+            if waiting and (not owners or data.draw(st.booleans())):
+                cranker.add(next_id, make(waiting[0]))
+                owners[next_id] = waiting.pop(0)
+                next_id += 1
+            live = [s for s in owners if len(cranker.streams[s].output) < LENGTH - 8]
+            if not live and not waiting:
+                break
+            if live and data.draw(st.integers(0, 9)) == 0:
+                seq_id = data.draw(st.sampled_from(live))
+                stream = cranker.release(seq_id)
+                cranker.add(next_id, stream)
+                owners[next_id] = owners.pop(seq_id)
+                live[live.index(seq_id)] = next_id
+                next_id += 1
+            wishes = [(s, data.draw(st.integers(1, 20))) for s in data.draw(st.permutations(live))]
+            widths = st.tuples(*[st.sampled_from((0, 1, 2, 3, 5, 8))] * 2)
+            drafts = {s: data.draw(widths) for s in live}
+            cranker.step(wishes[:4], drafts=drafts, ahead=data.draw(st.booleans()))
+    finally:  # an example may end anywhere, and the next one has the same runner
+        cranker.close()
     for seq_id, index in owners.items():
         mine, other = cranker.streams[seq_id], each.expected[index]
         assert mine.error is None
@@ -122,7 +119,7 @@ def test_every_number_of_drafts_says_the_same(each: Setting, num_drafts: int) ->
         wishes = [(1000 + i, 30) for i in live]
         cranker.step(wishes, drafts={1000 + i: (num_drafts, num_drafts) for i in live})
         accepted += [streams[i].accepted[-1] for i in live if streams[i].accepted]
-    each.runner.execute(Schedule(0, (), (), tuple(cranker.streams)))
+    cranker.close()
     for mine, other in zip(streams, each.expected, strict=True):
         count = min(len(mine.output), LENGTH)
         assert mine.output[:count] == other.output[:count]

@@ -74,10 +74,16 @@ class Cranker:
         """Take a sequence from the runner, keeping its tokens (a preemption, or its end)."""
         stream = self.streams.pop(seq_id)
         self.free.extend(stream.pages)
+        if stream.known:
+            self._released.append(seq_id)
         stream.pages, stream.computed, stream.known = [], 0, False
         stream.drafts, stream.rejected = (), 0
-        self._released.append(seq_id)
         return stream
+
+    def close(self) -> None:
+        """Have the runner forget every sequence; the streams stay as they are."""
+        known = (seq_id for seq_id, stream in self.streams.items() if stream.known)
+        self.runner.execute(Schedule(self._steps, (), (), (*self._released, *known)))
 
     def step(
         self,
@@ -176,5 +182,5 @@ def alone(runner: ModelRunner, pages: int, page_size: int, stream: Stream, steps
     cranker.step([(-1, len(stream.prompt))])
     cranker.decode([-1], steps - 1)
     cranker.release(-1)
-    runner.execute(Schedule(0, (), (), (-1,)))
+    cranker.close()
     return stream

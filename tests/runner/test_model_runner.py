@@ -10,7 +10,6 @@ from tests.runner.stepping import Cranker, Stream, alone
 import moestro.backends.cpu  # noqa: F401 -- registers the bodies
 from moestro.core.model_spec import ModelSpec, MoeSpec, RopeSpec
 from moestro.core.sampling_params import SamplingParams
-from moestro.core.step import Schedule
 from moestro.layers.parameters import Parameters
 from moestro.models.registry import build_model
 from moestro.runner.kv_pool import KVPool
@@ -90,12 +89,6 @@ def same(one: Stream, other: Stream) -> None:
     assert one.prompt_logprobs == other.prompt_logprobs
 
 
-def drop(cranker: Cranker) -> None:
-    """Leave the runner empty for the next test."""
-    known = [i for i in cranker.streams if cranker.streams[i].known]
-    cranker.runner.execute(Schedule(0, (), (), (*cranker._released, *known)))
-
-
 @pytest.mark.parametrize("chunks", [[1] * 40, [5, 1, 9], [8, 8, 8], [3, 20]])
 def test_a_chunked_prompt_equals_a_whole_one(runner: ModelRunner, chunks: list[int]):
     for i in (2, 4, 5, 1):
@@ -106,7 +99,7 @@ def test_a_chunked_prompt_equals_a_whole_one(runner: ModelRunner, chunks: list[i
             if not mine.output:
                 cranker.step([(0, chunk)])
         cranker.decode([0], STEPS - 1)
-        drop(cranker)
+        cranker.close()
         same(mine, expected)
 
 
@@ -125,7 +118,7 @@ def test_a_mixed_batch_equals_its_members(runner: ModelRunner, threads: int):
                 live.reverse()
             if live:
                 cranker.step([(i, 5) for i in live])
-        drop(cranker)
+        cranker.close()
     finally:
         torch.set_num_threads(before)
     for one, other in zip(mine, expected, strict=True):
@@ -145,7 +138,7 @@ def test_a_preempted_sequence_goes_on_as_if_nothing_had_been(runner: ModelRunner
         cranker.step([(9, 1), (1, 2)])
         while len(mine.output) < STEPS:
             cranker.step([(1, 6), (9, 1)])
-        drop(cranker)
+        cranker.close()
         same(mine, expected)
         assert neighbour.error is None
 

@@ -94,10 +94,7 @@ def test_any_schedule_with_drafts_gives_the_expected_tokens(data: st.DataObject)
                 cranker.step(wishes, drafts=drafts, ahead=data.draw(st.booleans()))
         elif action == "preempt" and live:
             seq_id = data.draw(st.sampled_from(live))
-            was_known = cranker.streams[seq_id].known
             stream = cranker.release(seq_id)
-            if not was_known:
-                cranker._released.remove(seq_id)
             cranker.add(next_id, stream)
             next_id += 1
     for stream in cranker.streams.values():
